@@ -1,0 +1,45 @@
+# Everything runs in .venv, which the targets make for themselves from constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location -c constraints.txt
+WORKERS ?= 2
+
+.PHONY: demo test check format bench picture clean
+
+demo: .venv/run.stamp
+	$(BIN)/partita demo --out .
+
+test: .venv/dev.stamp
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: .venv/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.stamp
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.many_sites
+	$(BIN)/python -m benchmarks.blas_threads
+
+picture: .venv/dev.stamp
+	$(BIN)/python docs/make_picture.py
+
+.venv/run.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Partita needs Python 3.11 or later; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing Partita into .venv"
+	$(PIP) -e .
+	touch $@
+
+.venv/dev.stamp: .venv/run.stamp
+	@echo "installing the development tools into .venv"
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist report.html

@@ -1,0 +1,62 @@
+"""Partita: partitioned variational inference.
+
+One Bayesian posterior, `prior × ∏ factors`, from data that stay where they are or that arrive over time.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from partita._version import __version__
+from partita.runtime import cap_blas_threads
+
+cap_blas_threads()
+
+if TYPE_CHECKING:
+    from partita import datasets, engines, errors, expectations, families, models, report, schedules, solvers
+    from partita.errors import PartitaError
+    from partita.hyper import LearnHyper
+    from partita.models import Model
+    from partita.result import Result, load
+    from partita.run import fit
+
+_MODULES = ("datasets", "engines", "errors", "expectations", "families", "models", "report", "schedules", "solvers")
+_NAMES = {
+    "LearnHyper": "partita.hyper",
+    "Model": "partita.models",
+    "PartitaError": "partita.errors",
+    "Result": "partita.result",
+    "fit": "partita.run",
+    "load": "partita.result",
+}
+
+__all__ = [
+    "LearnHyper",
+    "Model",
+    "PartitaError",
+    "Result",
+    "__version__",
+    "datasets",
+    "engines",
+    "errors",
+    "expectations",
+    "families",
+    "fit",
+    "load",
+    "models",
+    "report",
+    "schedules",
+    "solvers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the heavy parts when they are first used."""
+    if name in _MODULES:
+        return import_module(f"partita.{name}")
+    if name in _NAMES:
+        return getattr(import_module(_NAMES[name]), name)
+    raise AttributeError(f"module 'partita' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,118 @@
+"""Data that need no download, and ways to spread data over sites."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from partita.errors import InputError
+
+NAMES = ("breast-cancer", "diabetes", "digits", "wine")
+How = Literal["iid", "by-label", "dirichlet"]
+
+
+def load(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """One of scikit-learn's embedded data sets as (X, y), as it is published."""
+    from sklearn import datasets
+
+    loaders = {
+        "breast-cancer": datasets.load_breast_cancer,
+        "diabetes": datasets.load_diabetes,
+        "digits": datasets.load_digits,
+        "wine": datasets.load_wine,
+    }
+    if name not in loaders:
+        raise InputError(f"data set {name!r} is not known: use one of {', '.join(NAMES)}")
+    return loaders[name](return_X_y=True)
+
+
+def standardised(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
+    """Columns with mean 0 and standard deviation 1, by the figures of `like` (X itself, if not given)."""
+    reference = X if like is None else like
+    spread = reference.std(axis=0)
+    return (X - reference.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+
+
+def train_test(arrays: Sequence[Any], share: float = 0.2, seed: int = 0) -> tuple[tuple, tuple]:
+    """A random split of equally long arrays into a training and a test part."""
+    arrays = [np.asarray(array) for array in arrays]
+    order = np.random.default_rng(seed).permutation(len(arrays[0]))
+    held_out = max(1, round(share * len(order)))
+    test, train = order[:held_out], order[held_out:]
+    return tuple(a[train] for a in arrays), tuple(a[test] for a in arrays)
+
+
+def split(
+    data: Sequence[Any],
+    sites: int,
+    how: How = "iid",
+    *,
+    concentration: float = 0.3,
+    sizes: Sequence[float] | None = None,
+    seed: int = 0,
+) -> list[tuple[np.ndarray, ...]]:
+    """Spread the rows of equally long arrays over sites; the last but optional one of (X, y, weights) included.
+
+    Args:
+        data: `(X, y)` or `(X, y, weights)`.
+        sites: how many shards to make; each gets at least one row.
+        how: "iid" at random; "by-label", sorted by y so that a site has few labels; or "dirichlet", each label spread
+            with proportions drawn from a Dirichlet distribution.
+        concentration: of that Dirichlet distribution: the smaller, the more skewed.
+        sizes: relative sizes of the sites, for "iid" and "by-label"; equal if not given.
+        seed: of the random choices.
+
+    >>> shards = split((np.zeros((10, 2)), np.arange(10) % 2), sites=2, how="by-label")
+    >>> [np.unique(y).tolist() for _, y in shards]
+    [[0], [1]]
+    """
+    arrays = [np.asarray(array) for array in data]
+    rows = _check_split(arrays, sites, how, concentration, sizes)
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(rows)
+    if how == "dirichlet":
+        parts = _dirichlet(arrays[1][order], sites, concentration, generator)
+        parts = [order[part] for part in parts]
+    else:
+        if how == "by-label":
+            order = order[np.argsort(arrays[1][order], kind="stable")]
+        parts = np.split(order, _cuts(rows, sites, sizes))
+    return [tuple(array[np.sort(part)] for array in arrays) for part in parts]
+
+
+def _check_split(arrays: list, sites: int, how: str, concentration: float, sizes: Sequence[float] | None) -> int:
+    if how not in ("iid", "by-label", "dirichlet"):
+        raise InputError(f'how: expected "iid", "by-label" or "dirichlet", got {how!r}')
+    if len({len(array) for array in arrays}) != 1:
+        raise InputError("data: expected arrays with equally many rows")
+    rows = len(arrays[0])
+    if not 1 <= sites <= rows:
+        raise InputError(f"sites: expected a number from 1 to {rows}, the number of rows, got {sites}")
+    if how != "iid" and len(arrays) < 2:
+        raise InputError(f"data: {how!r} needs labels: pass (X, y)")
+    if concentration <= 0:
+        raise InputError(f"concentration: expected a positive number, got {concentration}")
+    if sizes is not None and (len(sizes) != sites or min(sizes) <= 0):
+        raise InputError(f"sizes: expected {sites} positive numbers")
+    return rows
+
+
+def _cuts(rows: int, sites: int, sizes: Sequence[float] | None) -> np.ndarray:
+    """Where to cut, so that every site has at least one row."""
+    shares = np.ones(sites) if sizes is None else np.asarray(sizes, float)
+    ends = np.round(np.cumsum(shares) / shares.sum() * (rows - sites)).astype(int)
+    return (ends + np.arange(1, sites + 1))[:-1]
+
+
+def _dirichlet(labels: np.ndarray, sites: int, concentration: float, generator: np.random.Generator) -> list:
+    parts: list[list[int]] = [[] for _ in range(sites)]
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        shares = generator.dirichlet(np.full(sites, concentration))
+        cuts = np.round(np.cumsum(shares)[:-1] * len(members)).astype(int)
+        for part, piece in zip(parts, np.split(members, cuts), strict=True):
+            part.extend(piece)
+    for part in parts:
+        while not part:
+            part.append(max(parts, key=len).pop())
+    return [np.asarray(part) for part in parts]

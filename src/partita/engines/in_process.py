@@ -1,0 +1,56 @@
+"""All sites in this process, on a simulated clock."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partita.engines.base import Job, Worker
+from partita.errors import InputError
+from partita.families import Family
+from partita.ledger import Task, Update
+from partita.models import Hyper
+
+
+@dataclass
+class InProcess:
+    """A deterministic discrete-event simulation: site m takes 1 / speeds[m] units of time for a task.
+
+    Without speeds, all sites are equally fast. Only the asynchronous schedule notices; the point is that staleness
+    can be studied, and repeated exactly.
+    """
+
+    speeds: Sequence[float] | None = None
+
+    def open(self, job: Job) -> None:
+        if self.speeds is not None:
+            if len(self.speeds) != len(job.shards):
+                raise InputError(f"speeds: expected {len(job.shards)}, one per site, got {len(self.speeds)}")
+            if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
+                raise InputError("speeds: must be positive numbers")
+        self._worker = Worker(job)
+        self._queue: list[tuple[float, int, Task]] = []
+        self._number = 0
+
+    def submit(self, tasks: Sequence[Task], at: float) -> None:
+        for task in tasks:
+            duration = 1.0 if self.speeds is None else 1 / self.speeds[task.site]
+            heapq.heappush(self._queue, (at + duration, self._number, task))
+            self._number += 1
+
+    def collect(self) -> list[Update]:
+        """The next to finish; all that are outstanding, where the schedule waits for all anyway.
+
+        So what is computed in one call does not depend on how far a resumed run had come.
+        """
+        number = len(self._queue) if self._worker.job.waits else 1
+        entries = [heapq.heappop(self._queue) for _ in range(number)]
+        updates = self._worker.refine([task for _, _, task in entries])
+        return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
+
+    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
+        return self._worker.evaluate(posterior, hyper)
+
+    def close(self) -> None:
+        del self._worker, self._queue

@@ -1,0 +1,72 @@
+"""Every error that Partita raises on purpose.
+
+PartitaError
+├── InputError (ValueError)      data, arguments or settings that cannot be used
+│   ├── ShardError               a site's data
+│   └── ConfigError              a configuration file
+├── FamilyMismatch (TypeError)   densities that cannot be multiplied
+├── ImproperDensity (ValueError) a density that has to be proper and is not
+├── UpdateRefused                an update the ledger did not take; the posterior is as before
+│   ├── NotOutstanding           nobody asked for it, or it came before
+│   └── MalformedUpdate          wrong shape, dtype or not finite
+└── StorageError                 a run directory or a saved result
+    ├── CorruptStorage           bytes that are not what was written
+    └── RunMismatch              it belongs to another run or another version
+"""
+
+
+class PartitaError(Exception):
+    """Base of all deliberate errors."""
+
+
+class InputError(PartitaError, ValueError):
+    """Data, arguments or settings that cannot be used."""
+
+
+class ShardError(InputError):
+    """One site's data cannot be used; names the site and the argument."""
+
+    def __init__(self, site: int, argument: str, problem: str):
+        self.site = site
+        self.argument = argument
+        super().__init__(f"site {site}: {argument}: {problem}")
+
+
+class ConfigError(InputError):
+    """A configuration file cannot be used."""
+
+
+class FamilyMismatch(PartitaError, TypeError):
+    """Densities of different families or shapes were combined."""
+
+
+class ImproperDensity(PartitaError, ValueError):
+    """A density that must be proper is not."""
+
+
+class UpdateRefused(PartitaError):
+    """The ledger did not take an update."""
+
+    def __init__(self, site: int, problem: str):
+        self.site = site
+        super().__init__(f"site {site}: {problem}")
+
+
+class NotOutstanding(UpdateRefused):
+    """The update answers no outstanding task."""
+
+
+class MalformedUpdate(UpdateRefused):
+    """The update has the wrong shape or dtype, or is not finite."""
+
+
+class StorageError(PartitaError):
+    """A run directory or a saved result cannot be used."""
+
+
+class CorruptStorage(StorageError):
+    """Stored bytes are not what was written."""
+
+
+class RunMismatch(StorageError):
+    """What is stored belongs to another run, or to another version of the format."""

@@ -1,0 +1,126 @@
+"""E_q[log p(y_n | θ)], one number per row: four ways, and which one fits a model.
+
+Each takes the density as it is differentiated: a family, or a Gaussian's mean parameters, which know their
+location, covariance and draws just as well.
+"""
+
+from abc import abstractmethod
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from partita.errors import InputError
+from partita.families import Family, Gaussian, MeanField
+from partita.models import AbstractModel, Hyper
+
+# Keeps the derivative of a square root finite where a predictor does not vary at all.
+TINY = 1e-30
+
+
+class Expectation(eqx.Module):
+    """How E_q[log p] is computed."""
+
+    # Whether the value is a function of the mean parameters alone, for any family.
+    of_mean: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        """E_q[log p(y_n | θ, ε)] for each row."""
+
+
+class ClosedForm(Expectation):
+    """The model's own formula."""
+
+    of_mean: ClassVar[bool] = True
+
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        return model.expected_log_prob(q, data, hyper)
+
+
+class GaussHermite(Expectation):
+    """Quadrature over the one predictor f = xᵀθ ~ N(m, v) of each row."""
+
+    points: int = 40
+
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        m, v = q.project(data.X)
+        nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(self.points))
+        f = m[:, None] + jnp.sqrt(jnp.maximum(v, TINY))[:, None] * nodes
+        values = jax.vmap(jax.vmap(model.pointwise, (0, None, None)), (0, 0, None))(f, data.y, hyper)
+        return values @ weights
+
+
+class LocalReparameterisation(Expectation):
+    """Draws of the predictors f = Xθ, rather than of θ (Kingma et al., 2015).
+
+    With `fixed=True` the draws are one low-discrepancy set, the same at every call: the free energy is then a
+    deterministic function, and every schedule has the same optimum.
+    """
+
+    samples: int = 32
+    fixed: bool = True
+
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        m, v = q.project(data.X)
+        if self.fixed:
+            noise = jnp.asarray(normal_points(self.samples, m.shape[-1]), m.dtype)[:, None, :]
+        else:
+            noise = jax.random.normal(key, (self.samples, *m.shape), m.dtype)
+        f = m + jnp.sqrt(jnp.maximum(v, TINY)) * noise
+        values = jax.vmap(jax.vmap(model.pointwise, (0, 0, None)), (0, None, None))(f, data.y, hyper)
+        return jnp.mean(values, axis=0)
+
+
+class MonteCarlo(Expectation):
+    """Draws of the parameters, differentiated through (Rezende et al., 2014); for any model."""
+
+    samples: int = 32
+
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        params = q.sample(key, (self.samples,))
+        return jnp.mean(jax.vmap(lambda theta: model.log_prob(theta, data, hyper))(params), axis=0)
+
+
+def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = None) -> Expectation:
+    """The best expectation that a model allows, or the wanted one if it is possible."""
+    gaussian = isinstance(prior, Gaussian | MeanField)
+    if wanted is None:
+        if model.closed_form:
+            return ClosedForm()
+        if model.projected and gaussian:
+            return GaussHermite() if model.outputs == 1 else LocalReparameterisation()
+        return MonteCarlo()
+    problem = None
+    if isinstance(wanted, ClosedForm) and not model.closed_form:
+        problem = "the model has no closed form"
+    elif isinstance(wanted, GaussHermite) and not (model.projected and gaussian and model.outputs == 1):
+        problem = "it needs one linear predictor per row and a Gaussian posterior"
+    elif isinstance(wanted, LocalReparameterisation) and not (model.projected and gaussian and model.outputs > 1):
+        problem = "it needs several linear predictors per row and a mean-field posterior"
+    if problem:
+        raise InputError(f"expectation: {type(wanted).__name__} does not fit {type(model).__name__}: {problem}")
+    return wanted
+
+
+@lru_cache
+def hermite(points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights for expectations under N(0, 1)."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(points)
+    return nodes, weights / weights.sum()
+
+
+@lru_cache
+def normal_points(samples: int, dimension: int) -> np.ndarray:
+    """Symmetric low-discrepancy standard normal points, with unit second moment in every coordinate."""
+    from scipy.stats import norm, qmc
+
+    half = max(1, samples // 2)
+    uniform = qmc.Sobol(dimension, rng=0).random_base2(max(1, (half - 1).bit_length()))[:half]
+    points = norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9))
+    both = np.concatenate([points, -points])
+    return both / np.sqrt(np.mean(both**2, axis=0))

@@ -1,0 +1,146 @@
+"""What a factor is: an unnormalised exponential-family density, and the algebra of such densities."""
+
+import dataclasses
+import operator
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from partita.errors import FamilyMismatch
+from partita.families.cone import Cone, is_inside
+from partita.runtime import in_own_precision
+
+
+def inner(natural: Any, mean: Any) -> Array:
+    """⟨η, μ⟩, summed over all leaves."""
+    pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
+    return sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
+
+
+class Family(eqx.Module):
+    """exp(⟨η, T(θ)⟩), a density up to scale; the fields of a subclass are its natural parameters η.
+
+    All-zero fields are the constant function one, so a factor starts as `prior ** 0`. Multiplying
+    densities adds fields, dividing subtracts, a power scales. A product or quotient may be improper;
+    `is_proper` says. Each field is paired with the statistic in the same place of `statistics`, constants
+    included (a Gaussian's `precision` with -½θθᵀ), so that ∇A(η) = E[T(θ)] holds field by field.
+    """
+
+    Mean: ClassVar[type[eqx.Module]]
+
+    def __mul__(self, other: Self) -> Self:
+        return self._combined(operator.add, other, "multiply")
+
+    def __truediv__(self, other: Self) -> Self:
+        return self._combined(operator.sub, other, "divide")
+
+    def __pow__(self, power: float) -> Self:
+        scalar = power if isinstance(power, jax.Array) else np.asarray(power)
+        return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self)
+
+    def _combined(self, operation: Callable, other: Self, verb: str) -> Self:
+        if type(self) is not type(other):
+            raise FamilyMismatch(f"cannot {verb} {type(self).__name__} and {type(other).__name__}")
+        if jax.tree.structure(self) != jax.tree.structure(other):
+            raise FamilyMismatch(f"cannot {verb} two {type(self).__name__} of different structure")
+        return jax.tree.map(lambda a, b: operation(a, _same_shape(a, b, verb)), self, other)
+
+    @abstractmethod
+    def log_partition(self) -> Array:
+        """A(η) = log ∫ exp(⟨η, T(θ)⟩) dθ."""
+
+    @abstractmethod
+    def statistics(self, params: Any) -> Any:
+        """T(θ), leaf by leaf as the fields."""
+
+    @abstractmethod
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
+        """Independent draws with leading axes `shape`."""
+
+    @abstractmethod
+    def cone(self) -> Cone:
+        """What has to be positive for the density to be proper; affine in the fields."""
+
+    @classmethod
+    @abstractmethod
+    def from_mean(cls, mean: Any) -> Self:
+        """The inverse of `mean`."""
+
+    @abstractmethod
+    def to_free(self) -> Any:
+        """Unconstrained coordinates for gradient methods."""
+
+    @abstractmethod
+    def from_free(self, free: Any) -> Self:
+        """The inverse of `to_free`; `self` gives only the structure."""
+
+    @in_own_precision
+    def mean(self) -> Any:
+        """μ = E[T(θ)] = ∇A(η)."""
+        gradient = jax.grad(lambda family: family.log_partition())(self)
+        return self.Mean(*(getattr(gradient, field.name) for field in dataclasses.fields(self)))
+
+    @in_own_precision
+    def is_proper(self) -> Array:
+        """Whether the density can be normalised."""
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]
+        return jnp.all(jnp.stack(finite)) & is_inside(self.cone())
+
+    @in_own_precision
+    def log_prob(self, params: Any) -> Array:
+        """log q(θ) of the normalised density."""
+        return inner(self, self.statistics(params)) - self.log_partition()
+
+    @in_own_precision
+    def expected_log(self, factor: Self) -> Array:
+        """E_q[log t(θ)] = ⟨η_t, μ_q⟩ for an unnormalised factor t."""
+        return inner(factor, self.mean())
+
+    @in_own_precision
+    def entropy(self) -> Array:
+        """H[q] = A(η) - ⟨η, μ⟩."""
+        return self.log_partition() - inner(self, self.mean())
+
+    @in_own_precision
+    def kl(self, other: Self) -> Array:
+        """KL(q ‖ p) = ⟨η_q - η_p, μ_q⟩ - A(η_q) + A(η_p)."""
+        return inner(self / other, self.mean()) - self.log_partition() + other.log_partition()
+
+    def from_gradient(self, gradient: Any) -> Self:
+        """A gradient with respect to mean parameters, read as natural parameters."""
+        return jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(gradient))
+
+    def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
+        """A function of the density, with its gradient in the mean parameters: C⁻¹ d/dη (Property 4).
+
+        Families whose moments are cheap to differentiate override this and avoid the Fisher matrix C.
+        """
+        value, gradient = jax.value_and_grad(function)(self)
+        return value, self.fisher_solve(gradient)
+
+    def fisher_solve(self, gradient: Self) -> Self:
+        """C⁻¹ g, where C = d²A/dη² is the Fisher information."""
+        natural, unravel = ravel_pytree(self)
+        C = jax.jacfwd(lambda eta: ravel_pytree(unravel(eta).mean())[0])(natural)
+        return unravel(jnp.linalg.solve(C, ravel_pytree(gradient)[0]))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.result_type(*jax.tree.leaves(self))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+
+def _same_shape(a: Any, b: Any, verb: str) -> Any:
+    if np.shape(a) != np.shape(b):
+        raise FamilyMismatch(f"cannot {verb} densities with parameters of shape {np.shape(a)} and {np.shape(b)}")
+    return b

@@ -1,0 +1,101 @@
+"""Where a density is proper: a cone of positive numbers and positive definite matrices.
+
+Every family says which affine functions of its natural parameters have to be positive (elementwise) or
+positive definite. Whether a density is proper, how much of a change it can take, and a common lower
+bound of several densities then need writing only once.
+
+These functions work on the host, in NumPy: they serve the ledger, not traced code.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+from jax import Array
+
+# A change may use up at most this share of the way to the boundary: a posterior that is barely proper
+# is of no more use than an improper one.
+REACH = 0.9
+
+
+class Cone(NamedTuple):
+    """`positive`: arrays, positive elementwise; `definite`: symmetric matrices, positive definite."""
+
+    positive: tuple[Array, ...] = ()
+    definite: tuple[Array, ...] = ()
+
+
+def is_inside(cone: Cone) -> Array:
+    """Whether every coordinate is positive; may be traced."""
+    checks = [jnp.all(values > 0) for values in cone.positive]
+    checks += [jnp.all(jnp.isfinite(jnp.linalg.cholesky(matrix))) for matrix in cone.definite]
+    return jnp.all(jnp.stack(checks)) if checks else jnp.asarray(True)
+
+
+def smallest(cone: Cone) -> float:
+    """The smallest coordinate or eigenvalue, for messages."""
+    values = [float(np.min(values)) for values in cone.positive if np.size(values)]
+    values += [float(np.linalg.eigvalsh(matrix)[0]) for matrix in cone.definite]
+    return min(values, default=np.inf)
+
+
+def admissible_share(start: Cone, end: Cone) -> float:
+    """The largest ρ in [0, 1] for which `start + ρ (end - start)` stays clear of the boundary.
+
+    Positive coordinates have a closed form; definite ones take the smallest generalised eigenvalue of the
+    change relative to the start, looked for only where a Cholesky factorisation says that it is needed.
+    """
+    share = 1.0
+    for a, b in zip(start.positive, end.positive, strict=True):
+        change = np.asarray(b, np.float64) - a
+        falling = change < 0
+        if np.any(falling):
+            share = min(share, REACH * float(np.min(np.asarray(a)[falling] / -change[falling])))
+    for a, b in zip(start.definite, end.definite, strict=True):
+        share = min(share, _definite_share(np.asarray(a, np.float64), np.asarray(b, np.float64)))
+    return max(share, 0.0)
+
+
+def _definite_share(start: np.ndarray, end: np.ndarray) -> float:
+    change = end - start
+    if _is_definite(start + change / REACH):
+        return 1.0
+    if not _is_definite(start):
+        return 0.0
+    lowest = scipy.linalg.eigh(change, start, eigvals_only=True, subset_by_index=[0, 0])[0]
+    return 1.0 if lowest >= -REACH else REACH / -float(lowest)
+
+
+def _is_definite(matrix: np.ndarray) -> bool:
+    try:
+        np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
+def lower_bound(first: Cone, second: Cone) -> Cone:
+    """A point that both exceed: elementwise the smaller; for matrices in the Loewner order."""
+    return Cone(
+        tuple(np.minimum(a, b) for a, b in zip(first.positive, second.positive, strict=True)),
+        tuple(_matrix_lower_bound(a, b) for a, b in zip(first.definite, second.definite, strict=True)),
+    )
+
+
+def _matrix_lower_bound(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """L U min(1, D) Uᵀ Lᵀ, where first = L Lᵀ and L⁻¹ second L⁻ᵀ = U D Uᵀ."""
+    L = np.linalg.cholesky(np.asarray(first, np.float64))
+    half = scipy.linalg.solve_triangular(L, second, lower=True)
+    whitened = scipy.linalg.solve_triangular(L, half.T, lower=True)
+    D, U = np.linalg.eigh(0.5 * (whitened + whitened.T))
+    LU = L @ U
+    return (LU * np.minimum(D, 1.0)) @ LU.T
+
+
+def shifted(cone: Cone, start: Cone, end: Cone) -> Cone:
+    """`cone + (end - start)`: what becomes of a bound when what it bounds moves from start to end."""
+    return Cone(
+        tuple(c + (b - a) for c, a, b in zip(cone.positive, start.positive, end.positive, strict=True)),
+        tuple(c + (b - a) for c, a, b in zip(cone.definite, start.definite, end.definite, strict=True)),
+    )

@@ -1,0 +1,79 @@
+"""Gamma: positive numbers, independent where there are several."""
+
+from typing import Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.scipy.special import digamma, gammaln, polygamma
+
+from partita.families.base import Family
+from partita.families.cone import Cone
+from partita.runtime import as_array, in_own_precision
+
+
+def shape_from_gap(gap: Array) -> Array:
+    """The a > 0 with log a - ψ(a) = gap > 0: Newton's method on 1/a (Minka, 2002)."""
+    start = (3 - gap + jnp.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
+
+    def step(_, a):
+        residual = jnp.log(a) - digamma(a) - gap
+        return 1 / (1 / a + residual / (a**2 * (1 / a - polygamma(1, a))))
+
+    return jax.lax.fori_loop(0, 12, step, start)
+
+
+class GammaMean(eqx.Module):
+    """E[log x] and -E[x]."""
+
+    expected_log: Array
+    minus_expected: Array
+
+
+class Gamma(Family):
+    """x^(a-1) exp(-b x), for an array of independent x.
+
+    >>> Gamma.from_shape_rate(3.0, 2.0).mean().minus_expected
+    array(-1.5)
+    """
+
+    shape_minus_one: Array
+    rate: Array
+
+    Mean = GammaMean
+
+    @classmethod
+    def from_shape_rate(cls, shape: Array, rate: Array) -> Self:
+        return cls(as_array(shape) - 1, as_array(rate))
+
+    @property
+    def shape(self) -> Array:
+        return self.shape_minus_one + 1
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        return jnp.sum(gammaln(self.shape) - self.shape * jnp.log(self.rate))
+
+    def statistics(self, params: Array) -> GammaMean:
+        return GammaMean(jnp.log(params), -params)
+
+    @classmethod
+    def from_mean(cls, mean: GammaMean) -> Self:
+        expected = -mean.minus_expected
+        shape = shape_from_gap(jnp.log(expected) - mean.expected_log)
+        return cls(shape - 1, shape / expected)
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
+        a = jnp.asarray(self.shape)
+        return jax.random.gamma(key, a, (*shape, *a.shape), a.dtype) / self.rate
+
+    def cone(self) -> Cone:
+        return Cone(positive=(self.shape, self.rate))
+
+    def to_free(self) -> tuple[Array, Array]:
+        return jnp.log(self.shape), jnp.log(self.rate)
+
+    def from_free(self, free: tuple[Array, Array]) -> Self:
+        return type(self)(jnp.exp(free[0]) - 1, jnp.exp(free[1]))

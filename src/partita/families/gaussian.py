@@ -1,0 +1,250 @@
+"""Gaussians: diagonal over any pytree of arrays, and with a full covariance over a vector."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import cho_solve, solve_triangular
+
+from partita.errors import InputError
+from partita.families.base import Family
+from partita.families.cone import Cone
+from partita.runtime import in_own_precision
+
+LOG_2PI = float(np.log(2 * np.pi))
+LARGEST_DENSE = 10_000
+
+
+def _noise(key: Array, shape: tuple[int, ...], location: Any) -> Any:
+    leaves, structure = jax.tree.flatten(location)
+    keys = jax.random.split(key, len(leaves))
+    draws = [jax.random.normal(k, (*shape, *a.shape), a.dtype) for k, a in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, draws)
+
+
+class _Diagonal(eqx.Module):
+    """What can be computed from a location and a variance per coordinate."""
+
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
+        """θ = m + σ ε, differentiable in both."""
+        noise = _noise(key, shape, self.location)
+        return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, self.location, self.variance, noise)
+
+    def project(self, X: Array) -> tuple[Array, Array]:
+        """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
+        return X @ self.location.T, X**2 @ self.variance.T
+
+
+class MeanFieldMean(_Diagonal):
+    """E[θ] and -½E[θ²]."""
+
+    location: Any
+    minus_half_second_moment: Any
+
+    @property
+    def variance(self) -> Any:
+        return jax.tree.map(lambda m, s: -2 * s - m**2, self.location, self.minus_half_second_moment)
+
+
+class MeanField(Family, _Diagonal):
+    """A Gaussian with a diagonal covariance, over an array or any pytree of arrays.
+
+    >>> q = MeanField.from_moments(np.zeros(2), np.full(2, 0.5))
+    >>> (q * q / q).scale
+    array([0.5, 0.5])
+    """
+
+    precision_times_location: Any
+    precision: Any
+
+    Mean = MeanFieldMean
+
+    @classmethod
+    def from_moments(cls, location: Any, scale: Any) -> Self:
+        """From means and standard deviations."""
+        precision = jax.tree.map(lambda s: 1 / s**2, scale)
+        return cls(jax.tree.map(lambda m, p: m * p, location, precision), precision)
+
+    @property
+    @in_own_precision
+    def location(self) -> Any:
+        return jax.tree.map(lambda h, p: h / p, self.precision_times_location, self.precision)
+
+    @property
+    @in_own_precision
+    def variance(self) -> Any:
+        return jax.tree.map(lambda p: 1 / p, self.precision)
+
+    @property
+    @in_own_precision
+    def scale(self) -> Any:
+        return jax.tree.map(lambda p: 1 / jnp.sqrt(p), self.precision)
+
+    @property
+    @in_own_precision
+    def covariance(self) -> Array:
+        """The dense matrix, over all coordinates in order; for a small number of them."""
+        variance = ravel_pytree(self.variance)[0]
+        if variance.size > LARGEST_DENSE:
+            raise InputError(f"a dense covariance of {variance.size} coordinates is too large: use `scale`")
+        return jnp.diag(variance)
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        def term(h, p):
+            return 0.5 * jnp.sum(h**2 / p - jnp.log(p) + LOG_2PI)
+
+        return sum(jax.tree.leaves(jax.tree.map(term, self.precision_times_location, self.precision)))
+
+    def statistics(self, params: Any) -> MeanFieldMean:
+        return MeanFieldMean(params, jax.tree.map(lambda a: -0.5 * a**2, params))
+
+    @in_own_precision
+    def mean(self) -> MeanFieldMean:
+        second = jax.tree.map(lambda m, v: -0.5 * (v + m**2), self.location, self.variance)
+        return MeanFieldMean(self.location, second)
+
+    @classmethod
+    def from_mean(cls, mean: MeanFieldMean) -> Self:
+        return cls.from_moments(mean.location, jax.tree.map(jnp.sqrt, mean.variance))
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
+        return _Diagonal.sample(self, key, shape)
+
+    def cone(self) -> Cone:
+        return Cone(positive=tuple(jax.tree.leaves(self.precision)))
+
+    def to_free(self) -> tuple[Any, Any]:
+        return self.location, jax.tree.map(lambda p: -0.5 * jnp.log(p), self.precision)
+
+    def from_free(self, free: tuple[Any, Any]) -> Self:
+        return type(self).from_moments(free[0], jax.tree.map(jnp.exp, free[1]))
+
+    def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
+        value, gradient = jax.value_and_grad(function)(self.mean())
+        return value, self.from_gradient(gradient)
+
+
+class GaussianMean(eqx.Module):
+    """E[θ] and -½E[θθᵀ]."""
+
+    location: Array
+    minus_half_second_moment: Array
+
+    @property
+    def covariance(self) -> Array:
+        S = self.minus_half_second_moment
+        return -(S + S.T) - jnp.outer(self.location, self.location)
+
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
+        """θ = m + L ε with L Lᵀ = V, differentiable in both."""
+        noise = _noise(key, shape, self.location)
+        return self.location + noise @ jnp.linalg.cholesky(self.covariance).T
+
+    def project(self, X: Array) -> tuple[Array, Array]:
+        """Mean and variance of Xθ."""
+        return X @ self.location, jnp.sum((X @ self.covariance) * X, axis=-1)
+
+
+class Gaussian(Family):
+    """A Gaussian over a vector, with a full covariance.
+
+    >>> q = Gaussian.from_moments(np.zeros(2), np.eye(2))
+    >>> (q**3).covariance[0, 0].round(3)
+    np.float64(0.333)
+    """
+
+    precision_times_location: Array
+    precision: Array
+
+    Mean = GaussianMean
+
+    @classmethod
+    def from_moments(cls, location: Array, covariance: Array) -> Self:
+        """From the mean and the covariance."""
+        if not isinstance(covariance, jax.core.Tracer):
+            precision = np.linalg.inv(covariance)
+        else:
+            L = jnp.linalg.cholesky(covariance)
+            precision = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+        precision = 0.5 * (precision + precision.T)
+        return cls(precision @ location, precision)
+
+    def _cholesky(self) -> Array:
+        return jnp.linalg.cholesky(self.precision)
+
+    @property
+    @in_own_precision
+    def location(self) -> Array:
+        return cho_solve((self._cholesky(), True), self.precision_times_location)
+
+    @property
+    @in_own_precision
+    def covariance(self) -> Array:
+        L = self._cholesky()
+        return cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+
+    @property
+    @in_own_precision
+    def scale(self) -> Array:
+        """Marginal standard deviations."""
+        return jnp.sqrt(jnp.diag(self.covariance))
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        L = self._cholesky()
+        half = solve_triangular(L, self.precision_times_location, lower=True)  # L⁻¹ Λm
+        return 0.5 * (half @ half + len(half) * LOG_2PI) - jnp.sum(jnp.log(jnp.diag(L)))
+
+    def statistics(self, params: Array) -> GaussianMean:
+        return GaussianMean(params, -0.5 * jnp.outer(params, params))
+
+    @in_own_precision
+    def mean(self) -> GaussianMean:
+        L = self._cholesky()
+        m = cho_solve((L, True), self.precision_times_location)
+        V = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+        return GaussianMean(m, -0.5 * (V + jnp.outer(m, m)))
+
+    @classmethod
+    def from_mean(cls, mean: GaussianMean) -> Self:
+        return cls.from_moments(mean.location, mean.covariance)
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
+        m = self.location
+        noise = _noise(key, shape, m)
+        flat = noise.reshape(-1, m.size)
+        spread = solve_triangular(self._cholesky(), flat.T, lower=True, trans=1).T  # L⁻ᵀ ε
+        return m + spread.reshape(noise.shape)
+
+    def project(self, X: Array) -> tuple[Array, Array]:
+        """Mean and variance of Xθ."""
+        half = solve_triangular(self._cholesky(), X.T, lower=True)  # L⁻¹ Xᵀ
+        return X @ self.location, jnp.sum(half**2, axis=0)
+
+    def cone(self) -> Cone:
+        return Cone(definite=(self.precision,))
+
+    def to_free(self) -> tuple[Array, Array, Array]:
+        """The mean, and the covariance's Cholesky factor as log diagonal and strict lower triangle."""
+        L = jnp.linalg.cholesky(self.covariance)
+        return self.location, jnp.log(jnp.diag(L)), jnp.tril(L, -1)
+
+    def from_free(self, free: tuple[Array, Array, Array]) -> Self:
+        m, log_diagonal, lower = free
+        L = jnp.tril(lower, -1) + jnp.diag(jnp.exp(log_diagonal))
+        half = solve_triangular(L, jnp.eye(len(m), dtype=m.dtype), lower=True)
+        precision = half.T @ half  # L⁻ᵀ L⁻¹
+        return type(self)(precision @ m, precision)
+
+    def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
+        value, gradient = jax.value_and_grad(function)(self.mean())
+        S = gradient.minus_half_second_moment
+        return value, type(self)(gradient.location, 0.5 * (S + S.T))

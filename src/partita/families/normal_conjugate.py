@@ -1,0 +1,257 @@
+"""Joint densities over a Gaussian's mean and its precision: normal-gamma and normal-Wishart.
+
+In both, the natural parameters that must be definite form one bordered matrix, [[Λ, Λm], [mᵀΛ, s]].
+"""
+
+from typing import Any, NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.special import digamma, gammaln, multigammaln, polygamma
+
+from partita.families.base import Family
+from partita.families.cone import Cone
+from partita.families.gamma import shape_from_gap
+from partita.families.gaussian import LOG_2PI
+from partita.runtime import as_array, in_own_precision, is_traced
+
+
+def _bordered(matrix: Array, border: Array, corner: Array) -> Array:
+    if is_traced((matrix, border, corner)):
+        return jnp.block([[matrix, border[:, None]], [border[None, :], jnp.reshape(corner, (1, 1))]])
+    return np.block([[matrix, border[:, None]], [border[None, :], np.reshape(corner, (1, 1))]])
+
+
+def _log_det(cholesky: Array) -> Array:
+    return 2 * jnp.sum(jnp.log(jnp.diag(cholesky)))
+
+
+def _lower_free(matrix: Array) -> tuple[Array, Array]:
+    L = jnp.linalg.cholesky(matrix)
+    return jnp.log(jnp.diag(L)), jnp.tril(L, -1)
+
+
+def _from_lower_free(log_diagonal: Array, lower: Array) -> Array:
+    L = jnp.tril(lower, -1) + jnp.diag(jnp.exp(log_diagonal))
+    return L @ L.T
+
+
+class NormalGammaMean(eqx.Module):
+    """E[log τ], -½E[τ], E[τw] and -½E[τwwᵀ]."""
+
+    expected_log: Array
+    minus_half_precision: Array
+    weighted_location: Array
+    minus_half_second_moment: Array
+
+
+class NormalGammaParams(NamedTuple):
+    location: Array
+    precision: Array
+
+
+class NormalGamma(Family):
+    """w | τ ~ N(m, (τΛ)⁻¹), τ ~ Gamma(a, b): a vector and one unknown noise precision.
+
+    log density: (a - 1 + d/2) log τ - ½τ(2b + mᵀΛm) + τwᵀΛm - ½τwᵀΛw.
+    """
+
+    log_coefficient: Array
+    scatter: Array
+    precision_times_location: Array
+    precision: Array
+
+    Mean = NormalGammaMean
+
+    @classmethod
+    def from_parameters(cls, location: Array, precision: Array, shape: Array, rate: Array) -> Self:
+        """From m, Λ, a and b."""
+        m, P = as_array(location), as_array(precision)
+        h = P @ m
+        return cls(as_array(shape) - 1 + m.size / 2, 2 * as_array(rate) + m @ h, h, P)
+
+    @property
+    def shape(self) -> Array:
+        return self.log_coefficient + 1 - self.precision_times_location.size / 2
+
+    @property
+    @in_own_precision
+    def rate(self) -> Array:
+        half = solve_triangular(self._cholesky(), self.precision_times_location, lower=True)
+        return 0.5 * (self.scatter - half @ half)
+
+    @property
+    @in_own_precision
+    def location(self) -> Array:
+        return cho_solve((self._cholesky(), True), self.precision_times_location)
+
+    @property
+    @in_own_precision
+    def covariance(self) -> Array:
+        """The marginal covariance of w, a multivariate t: finite where the shape exceeds one."""
+        L = self._cholesky()
+        scale = self.rate / jnp.where(self.shape > 1, self.shape - 1, jnp.nan)
+        return scale * cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+
+    def _cholesky(self) -> Array:
+        return jnp.linalg.cholesky(self.precision)
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        a = self.shape
+        d = self.precision_times_location.size
+        return 0.5 * (d * LOG_2PI - _log_det(self._cholesky())) + gammaln(a) - a * jnp.log(self.rate)
+
+    def statistics(self, params: Any) -> NormalGammaMean:
+        w, tau = params
+        return NormalGammaMean(jnp.log(tau), -0.5 * tau, tau * w, -0.5 * tau * jnp.outer(w, w))
+
+    @classmethod
+    def from_mean(cls, mean: NormalGammaMean) -> Self:
+        tau = -2 * mean.minus_half_precision
+        m = mean.weighted_location / tau
+        V = -2 * mean.minus_half_second_moment - tau * jnp.outer(m, m)
+        L = jnp.linalg.cholesky(V)
+        P = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+        a = shape_from_gap(jnp.log(tau) - mean.expected_log)
+        return cls.from_parameters(m, P, a, a / tau)
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> NormalGammaParams:
+        first, second = jax.random.split(key)
+        m = self.location
+        tau = jax.random.gamma(first, jnp.asarray(self.shape), shape, m.dtype) / self.rate
+        noise = jax.random.normal(second, (*shape, m.size), m.dtype)
+        spread = solve_triangular(self._cholesky(), noise.reshape(-1, m.size).T, lower=True, trans=1).T
+        return NormalGammaParams(m + spread.reshape(noise.shape) / jnp.sqrt(tau)[..., None], tau)
+
+    def cone(self) -> Cone:
+        bordered = _bordered(self.precision, self.precision_times_location, self.scatter)
+        return Cone(positive=(self.shape,), definite=(bordered,))
+
+    def to_free(self) -> Any:
+        return jnp.log(self.shape), jnp.log(self.rate), self.location, _lower_free(self.precision)
+
+    def from_free(self, free: Any) -> Self:
+        log_shape, log_rate, location, lower = free
+        return self.from_parameters(location, _from_lower_free(*lower), jnp.exp(log_shape), jnp.exp(log_rate))
+
+
+class NormalWishartMean(eqx.Module):
+    """E[log |Λ|], -½E[Λ], E[Λμ] and -½E[μᵀΛμ]."""
+
+    expected_log_det: Array
+    minus_half_precision: Array
+    weighted_location: Array
+    minus_half_energy: Array
+
+
+class NormalWishartParams(NamedTuple):
+    location: Array
+    precision: Array
+
+
+def _degrees_from_gap(gap: Array, d: int) -> Array:
+    """The ν > d - 1 with Σᵢ ψ((ν + 1 - i)/2) + d log 2 - d log ν = -gap, by Newton's method on log(ν - d + 1)."""
+    shifts = jnp.arange(d)
+
+    def residual(x):
+        nu = jnp.exp(x) + d - 1
+        value = jnp.sum(digamma((nu - shifts) / 2)) + d * jnp.log(2 / nu) + gap
+        slope = 0.5 * jnp.sum(polygamma(1, (nu - shifts) / 2)) - d / nu
+        return value / (slope * jnp.exp(x))
+
+    def step(_, x):
+        return x - jnp.clip(residual(x), -1.0, 1.0)
+
+    start = jnp.log(jnp.maximum(d * (d + 1) / (2 * gap), 0.1))
+    return jnp.exp(jax.lax.fori_loop(0, 60, step, start)) + d - 1
+
+
+class NormalWishart(Family):
+    """μ | Λ ~ N(m, (βΛ)⁻¹), Λ ~ Wishart(V, ν): an unknown mean and an unknown precision matrix.
+
+    log density: ½(ν - d) log|Λ| - ½tr(Λ(V⁻¹ + βmmᵀ)) + βmᵀΛμ - ½βμᵀΛμ.
+    """
+
+    log_det_coefficient: Array
+    scatter: Array
+    strength_times_location: Array
+    strength: Array
+
+    Mean = NormalWishartMean
+
+    @classmethod
+    def from_parameters(cls, location: Array, strength: Array, inverse_scale: Array, degrees: Array) -> Self:
+        """From m, β, V⁻¹ and ν."""
+        m, beta = as_array(location), as_array(strength)
+        scatter = as_array(inverse_scale) + beta * m[:, None] * m[None, :]
+        return cls((as_array(degrees) - m.size) / 2, scatter, beta * m, beta)
+
+    @property
+    def degrees(self) -> Array:
+        return 2 * self.log_det_coefficient + self.strength_times_location.size
+
+    @property
+    def location(self) -> Array:
+        return self.strength_times_location / self.strength
+
+    @property
+    def inverse_scale(self) -> Array:
+        m = self.location
+        return self.scatter - self.strength * m[:, None] * m[None, :]
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        d, nu = self.strength_times_location.size, self.degrees
+        log_det = _log_det(jnp.linalg.cholesky(self.inverse_scale))
+        normal = 0.5 * d * (LOG_2PI - jnp.log(self.strength))
+        return normal + 0.5 * nu * (d * jnp.log(2.0) - log_det) + multigammaln(0.5 * nu, d)
+
+    def statistics(self, params: Any) -> NormalWishartMean:
+        mu, P = params
+        log_det = _log_det(jnp.linalg.cholesky(P))
+        return NormalWishartMean(log_det, -0.5 * P, P @ mu, -0.5 * mu @ P @ mu)
+
+    @classmethod
+    def from_mean(cls, mean: NormalWishartMean) -> Self:
+        P = -2 * mean.minus_half_precision
+        L = jnp.linalg.cholesky(P)
+        m = cho_solve((L, True), mean.weighted_location)
+        d = m.size
+        beta = d / (-2 * mean.minus_half_energy - m @ P @ m)
+        nu = _degrees_from_gap(_log_det(L) - mean.expected_log_det, d)
+        inverse_scale = nu * cho_solve((L, True), jnp.eye(d, dtype=L.dtype))
+        return cls.from_parameters(m, beta, inverse_scale, nu)
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> NormalWishartParams:
+        """Bartlett's decomposition: Λ = C A Aᵀ Cᵀ with V = C Cᵀ."""
+        d, m = self.strength_times_location.size, self.location
+        dtype = jnp.asarray(m).dtype
+        first, second, third = jax.random.split(key, 3)
+        L = jnp.linalg.cholesky(self.inverse_scale)
+        C = solve_triangular(L, jnp.eye(d, dtype=dtype), lower=True, trans=1)  # V = L⁻ᵀ L⁻¹
+        squares = 2 * jax.random.gamma(first, (self.degrees - jnp.arange(d)) / 2, (*shape, d), dtype)
+        A = jnp.tril(jax.random.normal(second, (*shape, d, d), dtype), -1)
+        CA = C @ (A + jnp.sqrt(squares)[..., None] * jnp.eye(d, dtype=dtype))
+        noise = jax.random.normal(third, (*shape, d), dtype)
+        spread = jnp.linalg.solve(jnp.swapaxes(CA, -1, -2), noise[..., None])[..., 0]
+        return NormalWishartParams(m + spread / jnp.sqrt(self.strength), CA @ jnp.swapaxes(CA, -1, -2))
+
+    def cone(self) -> Cone:
+        bordered = _bordered(self.scatter, self.strength_times_location, self.strength)
+        return Cone(positive=(2 * self.log_det_coefficient + 1,), definite=(bordered,))
+
+    def to_free(self) -> Any:
+        log_excess = jnp.log(2 * self.log_det_coefficient + 1)
+        return self.location, jnp.log(self.strength), _lower_free(self.inverse_scale), log_excess
+
+    def from_free(self, free: Any) -> Self:
+        location, log_strength, lower, log_excess = free
+        degrees = jnp.exp(log_excess) + location.size - 1
+        return self.from_parameters(location, jnp.exp(log_strength), _from_lower_free(*lower), degrees)

@@ -1,0 +1,78 @@
+"""Independent families side by side, as one family."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+from jax import Array
+
+from partita.families.base import Family
+from partita.families.cone import Cone
+from partita.runtime import in_own_precision
+
+
+class ProductMean(eqx.Module):
+    """The mean parameters of each part."""
+
+    parts: dict[str, Any]
+
+
+class Product(Family):
+    """∏ q_k(θ_k): a draw is a dictionary of draws.
+
+    >>> from partita.families import Beta, Gamma
+    >>> q = Product({"rate": Gamma.from_shape_rate(2.0, 1.0), "chance": Beta.from_concentrations(1.0, 1.0)})
+    >>> sorted(q.parts)
+    ['chance', 'rate']
+    """
+
+    parts: dict[str, Any]
+
+    Mean = ProductMean
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        return sum(part.log_partition() for part in self.parts.values())
+
+    def statistics(self, params: dict[str, Any]) -> ProductMean:
+        return ProductMean({name: part.statistics(params[name]) for name, part in self.parts.items()})
+
+    @in_own_precision
+    def mean(self) -> ProductMean:
+        return ProductMean({name: part.mean() for name, part in self.parts.items()})
+
+    @classmethod
+    def from_mean(cls, mean: ProductMean) -> Self:
+        """Each part is inverted by the family whose mean parameters it holds."""
+        return cls({name: FAMILY_OF[type(part)].from_mean(part) for name, part in mean.parts.items()})
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> dict[str, Any]:
+        keys = jax.random.split(key, len(self.parts))
+        pairs = zip(sorted(self.parts), keys, strict=True)
+        return {name: self.parts[name].sample(k, shape) for name, k in pairs}
+
+    def cone(self) -> Cone:
+        cones = [self.parts[name].cone() for name in sorted(self.parts)]
+        return Cone(
+            tuple(values for cone in cones for values in cone.positive),
+            tuple(matrix for cone in cones for matrix in cone.definite),
+        )
+
+    def to_free(self) -> dict[str, Any]:
+        return {name: part.to_free() for name, part in self.parts.items()}
+
+    def from_free(self, free: dict[str, Any]) -> Self:
+        return type(self)({name: part.from_free(free[name]) for name, part in self.parts.items()})
+
+    def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
+        gradients = {}
+        for name, part in self.parts.items():
+            value, gradients[name] = part.mean_gradient(
+                lambda view, name=name: function(type(self)({**self.parts, name: view}))
+            )
+        return value, type(self)(gradients)
+
+
+FAMILY_OF: dict[type, type[Family]] = {}

@@ -1,0 +1,177 @@
+"""Beta, Dirichlet and categorical: probabilities, and what they are probabilities of."""
+
+from typing import Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.special import digamma, gammaln, polygamma
+
+from partita.families.base import Family
+from partita.families.cone import Cone
+from partita.runtime import as_array, in_own_precision
+
+
+def concentration_from_mean(expected_log: Array) -> Array:
+    """The α with ψ(α_k) - ψ(Σα) = E[log p_k]: Newton's method, with its diagonal plus rank-one Hessian."""
+    slack = -expected_log
+    start = 0.5 / jnp.maximum(slack - jnp.min(slack) + 0.1, 0.1)
+
+    def step(_, alpha):
+        total = jnp.sum(alpha)
+        gradient = digamma(total) - digamma(alpha) + expected_log
+        diagonal, corner = -polygamma(1, alpha), polygamma(1, total)
+        offset = jnp.sum(gradient / diagonal) / (1 / corner + jnp.sum(1 / diagonal))
+        candidate = alpha - (gradient - offset) / diagonal
+        return jnp.where(candidate > 0.1 * alpha, candidate, 0.1 * alpha)
+
+    return jax.lax.fori_loop(0, 200, step, start)
+
+
+class DirichletMean(eqx.Module):
+    """E[log p]."""
+
+    expected_log: Array
+
+
+class Dirichlet(Family):
+    """∏ p_k^(α_k - 1) over a vector of probabilities."""
+
+    concentration_minus_one: Array
+
+    Mean = DirichletMean
+
+    @classmethod
+    def from_concentration(cls, concentration: Array) -> Self:
+        return cls(as_array(concentration) - 1)
+
+    @property
+    def concentration(self) -> Array:
+        return self.concentration_minus_one + 1
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        return jnp.sum(gammaln(self.concentration)) - gammaln(jnp.sum(self.concentration))
+
+    def statistics(self, params: Array) -> DirichletMean:
+        return DirichletMean(jnp.log(params))
+
+    @classmethod
+    def from_mean(cls, mean: DirichletMean) -> Self:
+        return cls(concentration_from_mean(mean.expected_log) - 1)
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
+        alpha = jnp.asarray(self.concentration)
+        return jax.random.dirichlet(key, alpha, shape, alpha.dtype)
+
+    def cone(self) -> Cone:
+        return Cone(positive=(self.concentration,))
+
+    def to_free(self) -> Array:
+        return jnp.log(self.concentration)
+
+    def from_free(self, free: Array) -> Self:
+        return type(self)(jnp.exp(free) - 1)
+
+
+class BetaMean(eqx.Module):
+    """E[log p] and E[log(1 - p)]."""
+
+    expected_log: Array
+    expected_log_complement: Array
+
+
+class Beta(Family):
+    """p^(α-1) (1-p)^(β-1) over one probability."""
+
+    alpha_minus_one: Array
+    beta_minus_one: Array
+
+    Mean = BetaMean
+
+    @classmethod
+    def from_concentrations(cls, alpha: Array, beta: Array) -> Self:
+        return cls(as_array(alpha) - 1, as_array(beta) - 1)
+
+    @property
+    def alpha(self) -> Array:
+        return self.alpha_minus_one + 1
+
+    @property
+    def beta(self) -> Array:
+        return self.beta_minus_one + 1
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        return gammaln(self.alpha) + gammaln(self.beta) - gammaln(self.alpha + self.beta)
+
+    def statistics(self, params: Array) -> BetaMean:
+        return BetaMean(jnp.log(params), jnp.log1p(-params))
+
+    @classmethod
+    def from_mean(cls, mean: BetaMean) -> Self:
+        alpha, beta = concentration_from_mean(jnp.stack([mean.expected_log, mean.expected_log_complement]))
+        return cls(alpha - 1, beta - 1)
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
+        alpha = jnp.asarray(self.alpha)
+        return jax.random.beta(key, alpha, self.beta, shape, alpha.dtype)
+
+    def cone(self) -> Cone:
+        return Cone(positive=(self.alpha, self.beta))
+
+    def to_free(self) -> tuple[Array, Array]:
+        return jnp.log(self.alpha), jnp.log(self.beta)
+
+    def from_free(self, free: tuple[Array, Array]) -> Self:
+        return type(self)(jnp.exp(free[0]) - 1, jnp.exp(free[1]) - 1)
+
+
+class CategoricalMean(eqx.Module):
+    """The probabilities."""
+
+    probabilities: Array
+
+
+class Categorical(Family):
+    """exp(logit of the class), up to scale; a draw is a class index. Always proper when finite."""
+
+    logits: Array
+
+    Mean = CategoricalMean
+
+    @classmethod
+    def from_probabilities(cls, probabilities: Array) -> Self:
+        return cls(np.log(as_array(probabilities)))
+
+    @in_own_precision
+    def log_partition(self) -> Array:
+        return jax.nn.logsumexp(jnp.asarray(self.logits))
+
+    def statistics(self, params: Array) -> CategoricalMean:
+        return CategoricalMean(jax.nn.one_hot(params, self.logits.shape[-1], dtype=self.logits.dtype))
+
+    @classmethod
+    def from_mean(cls, mean: CategoricalMean) -> Self:
+        return cls(jnp.log(mean.probabilities))
+
+    @in_own_precision
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
+        return jax.random.categorical(key, jnp.asarray(self.logits), shape=shape)
+
+    def cone(self) -> Cone:
+        return Cone()
+
+    def to_free(self) -> Array:
+        return jnp.asarray(self.logits)
+
+    def from_free(self, free: Array) -> Self:
+        return type(self)(free)
+
+    def fisher_solve(self, gradient: Self) -> Self:
+        """g / p solves (diag p - ppᵀ) x = g, because the gradient of a function of p sums to zero."""
+        return type(self)(gradient.logits / jax.nn.softmax(jnp.asarray(self.logits)))

@@ -1,0 +1,73 @@
+"""The paper's objectives: the local problem that a site solves, and what adds up to the evidence."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from partita.expectations import Expectation
+from partita.families import Family
+from partita.models import AbstractModel, Hyper
+from partita.shards import Shard
+
+
+class LocalProblem(eqx.Module):
+    """max over q of F(q) = E_q[log p(y_m | θ)] - KL(q ‖ cavity): a site's whole view of the world."""
+
+    model: AbstractModel
+    expectation: Expectation
+    cavity: Family
+    shard: Shard
+    hyper: Hyper
+
+    def expected_log_prob(self, q: Any, key: Array) -> Array:
+        """E_q[log p(y_m | θ)], summed over the shard."""
+        rows = self.expectation(self.model, q, self.shard.data, self.hyper, key)
+        return jnp.sum(jnp.where(self.shard.weights > 0, self.shard.weights * rows, 0))
+
+    def free_energy(self, q: Family, key: Array) -> Array:
+        """The local free energy (Eq. 2 of the paper), up to the cavity's scale."""
+        view = q.mean() if self.expectation.of_mean else q
+        return self.expected_log_prob(view, key) - q.kl(self.cavity)
+
+    def message(self, q: Family, key: Array) -> tuple[Array, Family]:
+        """E_q[log p(y_m | θ)] and its gradient in the mean parameters of q (Property 4).
+
+        The gradient is the factor that solves the fixed-point equation, given q.
+        """
+        if self.expectation.of_mean:
+            value, gradient = jax.value_and_grad(self.expected_log_prob)(q.mean(), key)
+            return value, q.from_gradient(gradient)
+        return q.mean_gradient(lambda view: self.expected_log_prob(view, key))
+
+    def hyper_gradient(self, q: Family, key: Array) -> Hyper:
+        """This site's share of dF/dε: E_q[d log p(y_m | θ, ε) / dε] (Section 2.2)."""
+        view = q.mean() if self.expectation.of_mean else q
+
+        def value(hyper: Hyper) -> Array:
+            return eqx.tree_at(lambda p: p.hyper, self, hyper).expected_log_prob(view, key)
+
+        return jax.grad(value)(self.hyper)
+
+    def batch(self, key: Array, size: int | None) -> "LocalProblem":
+        """The same problem with the likelihood estimated from a random mini-batch."""
+        return self if size is None else self.on(self.shard.batch(key, size))
+
+    def on(self, shard: Shard) -> "LocalProblem":
+        return LocalProblem(self.model, self.expectation, self.cavity, shard, self.hyper)
+
+
+def global_free_energy(posterior: Family, prior: Family, expected_log_probs: Any) -> float:
+    """F(q) = Σ_m E_q[log p(y_m | θ)] - KL(q ‖ p), from one number per site."""
+    return float(sum(expected_log_probs) - posterior.kl(prior))
+
+
+def local_share(posterior: Family, factor: Family, expected_log_prob: float, scale: float = 0.0) -> float:
+    """F_m(q*) = E_q[log p(y_m | θ) - log t_m(θ)], where log t_m = ⟨η_m, T(θ)⟩ + scale (Property 3).
+
+    The scales of all factors add up to A(prior) - A(posterior), which makes prior × ∏ factors normalised; with
+    any such scales the shares of all sites add up to the global free energy.
+    """
+    return float(expected_log_prob - posterior.expected_log(factor) - scale)

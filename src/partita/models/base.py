@@ -1,0 +1,135 @@
+"""A model: prior × likelihood, and what it can say in closed form."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax import Array
+
+from partita.errors import ImproperDensity, InputError, ShardError
+from partita.families import Family
+from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+
+Hyper = dict[str, Any]
+
+
+class AbstractModel(eqx.Module):
+    """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
+
+    # Whether `expected_log_prob` is there; and whether the likelihood sees θ only through Xθ.
+    closed_form: ClassVar[bool] = False
+    projected: ClassVar[bool] = False
+
+    given_prior: eqx.AbstractVar[Family | None]
+
+    @property
+    def hyper(self) -> Hyper:
+        """Starting values of the hyperparameters ε: positive numbers by name."""
+        return {}
+
+    @abstractmethod
+    def natural_prior(self, hyper: Hyper) -> Family:
+        """p(θ | ε)."""
+
+    @abstractmethod
+    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
+        """log p(y_n | θ, ε) for each row."""
+
+    @abstractmethod
+    def shard(self, site: int, raw: Any) -> Shard:
+        """Check one site's data."""
+
+    def prior(self, hyper: Hyper) -> Family:
+        """p(θ | ε), or the density that `with_prior` put in its place."""
+        return self.natural_prior(hyper) if self.given_prior is None else self.given_prior
+
+    def with_prior(self, prior: Family) -> Self:
+        """The same likelihood with another prior: yesterday's posterior, for a stream."""
+        if not prior.is_proper():
+            raise ImproperDensity("a prior must be proper")
+        return eqx.tree_at(lambda model: model.given_prior, self, prior, is_leaf=lambda leaf: leaf is None)
+
+    def initial(self, prior: Family) -> Family:
+        """Where the first refinements start: the prior, unless a model knows better."""
+        return prior
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float64)
+
+
+class Model(AbstractModel):
+    """Any likelihood, as a function `log_prob(params, data) -> [n]` of JAX operations.
+
+    With hyperparameters, `log_prob(params, data, hyper)`. A shard is an array, or a tuple or dictionary of
+    arrays with equally many rows; weights of rows can be given as `(data, weights)` through `weighted`.
+
+    >>> import jax.numpy as jnp
+    >>> from partita.families import Gaussian
+    >>> model = Model(Gaussian.from_moments(np.zeros(1), np.eye(1)), lambda theta, y: -0.5 * (y - theta[0]) ** 2)
+    >>> model.prior({}).location
+    array([0.])
+    """
+
+    given_prior: Family
+    function: Callable[..., Array] = eqx.field(static=True)
+    initial_hyper: tuple[tuple[str, float], ...] = eqx.field(static=True, default=())
+    start: Family | None = None
+
+    def __init__(
+        self,
+        prior: Family,
+        log_prob: Callable[..., Array],
+        hyper: Hyper | None = None,
+        init: Family | None = None,
+    ):
+        if not isinstance(prior, Family):
+            raise InputError(f"prior: expected a family such as pt.families.Gaussian, got {type(prior).__name__}")
+        if not prior.is_proper():
+            raise ImproperDensity("prior: must be proper")
+        self.given_prior = prior
+        self.function = log_prob
+        self.initial_hyper = tuple(sorted((hyper or {}).items()))
+        self.start = init
+
+    @property
+    def hyper(self) -> Hyper:
+        return dict(self.initial_hyper)
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        return self.given_prior
+
+    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
+        return self.function(params, data, hyper) if self.initial_hyper else self.function(params, data)
+
+    def initial(self, prior: Family) -> Family:
+        return prior if self.start is None else self.start
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        data, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
+        data = jax.tree.map(lambda a: as_numbers(site, "data", a, _kept_dtype(a, self.dtype)), data)
+        leaves = jax.tree.leaves(data)
+        if not leaves or any(leaf.ndim == 0 for leaf in leaves):
+            raise ShardError(site, "data", "expected arrays with one row per observation")
+        check_rows(site, {f"data[{i}]": leaf for i, leaf in enumerate(leaves)})
+        return make_shard(data, check_weights(site, weights, len(leaves[0]), self.dtype))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.given_prior.dtype
+
+
+class Weighted(eqx.Module):
+    """A shard for `Model` whose rows carry weights."""
+
+    data: Any
+    weights: Any
+
+
+def _kept_dtype(array: Any, dtype: np.dtype) -> np.dtype:
+    """Floating data take the model's precision; integers and booleans stay."""
+    own = np.asarray(array).dtype
+    return dtype if np.issubdtype(own, np.floating) else own

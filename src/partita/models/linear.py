@@ -1,0 +1,289 @@
+"""Generalised linear models: the likelihood sees the parameters only through f = Xθ."""
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.scipy.special import gammaln, log_ndtr, ndtr
+
+from partita.errors import InputError, ShardError
+from partita.families import Family, Gaussian, MeanField, NormalGamma
+from partita.families.gaussian import LOG_2PI
+from partita.models.base import AbstractModel, Hyper
+from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+
+Posterior = Literal["full", "mean-field"]
+
+
+class Rows(NamedTuple):
+    """Design matrix (a column of ones last, if there is an intercept) and targets."""
+
+    X: Array
+    y: Array
+
+
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, int | float | np.number) and math.isfinite(value) and value > 0):
+            raise InputError(f"{name}: expected a positive number, got {value!r}")
+
+
+def check_count(**values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
+class LinearPredictor(AbstractModel):
+    """Shared by all models with a design matrix: columns, prior, and the checks of X."""
+
+    features: int
+    prior_scale: float = 1.0
+    intercept: bool = True
+    intercept_scale: float = 10.0
+    posterior: Posterior = "full"
+    given_prior: Family | None = None
+
+    projected: ClassVar[bool] = True
+    outputs: ClassVar[int] = 1
+
+    def __check_init__(self) -> None:
+        check_count(features=self.features)
+        check_positive(prior_scale=self.prior_scale, intercept_scale=self.intercept_scale)
+        if self.posterior not in ("full", "mean-field"):
+            raise InputError(f'posterior: expected "full" or "mean-field", got {self.posterior!r}')
+
+    @property
+    def hyper(self) -> Hyper:
+        return {"prior_scale": float(self.prior_scale)}
+
+    @property
+    def columns(self) -> int:
+        return self.features + self.intercept
+
+    def prior_precision(self, hyper: Hyper) -> Array:
+        """1/s² for weights, the intercept's own last."""
+        weights = jnp.broadcast_to(1 / jnp.asarray(hyper["prior_scale"], self.dtype) ** 2, (self.features,))
+        rest = jnp.full(int(self.intercept), 1 / self.intercept_scale**2, self.dtype)
+        return jnp.concatenate([weights, rest])
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        precision = self.prior_precision(hyper)
+        zeros = jnp.zeros_like(precision)
+        return Gaussian(zeros, jnp.diag(precision)) if self.posterior == "full" else MeanField(zeros, precision)
+
+    @abstractmethod
+    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        """Check the targets of one site."""
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        """From `(X, y)` or `(X, y, weights)`."""
+        if not isinstance(raw, tuple | list) or len(raw) not in (2, 3):
+            raise ShardError(site, "shard", "expected (X, y) or (X, y, weights)")
+        X = self.design(site, raw[0])
+        y = as_numbers(site, "y", raw[1], self.dtype)
+        if y.ndim != 1:
+            raise ShardError(site, "y", f"expected one target per row, got shape {y.shape}")
+        check_rows(site, {"X": X, "y": y})
+        weights = check_weights(site, raw[2] if len(raw) == 3 else None, len(X), self.dtype)
+        return make_shard(Rows(X, self.targets(site, y)), weights)
+
+    def design(self, site: int, X: Any) -> np.ndarray:
+        """X with the right number of columns, and ones for the intercept."""
+        array = as_numbers(site, "X", X, self.dtype)
+        if array.ndim != 2 or array.shape[1] != self.features:
+            raise ShardError(site, "X", f"expected {self.features} features per row, got shape {array.shape}")
+        return np.column_stack([array, np.ones(len(array), self.dtype)]) if self.intercept else array
+
+    @abstractmethod
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        """log p(y | f) for one predictor (an array of them, if there are several outputs)."""
+
+    def predictors(self, params: Array, X: Array) -> Array:
+        """f = Xθ."""
+        return X @ params
+
+    def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
+        return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(self.predictors(params, data.X), data.y)
+
+    @abstractmethod
+    def response(self, f: Array) -> Array:
+        """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""
+
+    def predict(self, response: np.ndarray) -> np.ndarray:
+        """A decision from the expected response."""
+        return response
+
+
+class Classifier(LinearPredictor):
+    """Two classes, labelled 0 and 1."""
+
+    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        if not np.all((y == 0) | (y == 1)):
+            wrong = y[(y != 0) & (y != 1)][0]
+            raise ShardError(site, "y", f"labels must be 0 or 1, got {wrong:g}")
+        return y
+
+    def predict(self, response: np.ndarray) -> np.ndarray:
+        return (response[:, 1] > 0.5).astype(int)
+
+
+class LogisticRegression(Classifier):
+    """P(y = 1) = σ(xᵀθ)."""
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        return y * f - jax.nn.softplus(f)
+
+    def response(self, f: Array) -> Array:
+        return jnp.stack([jax.nn.sigmoid(-f), jax.nn.sigmoid(f)], axis=-1)
+
+
+class ProbitRegression(Classifier):
+    """P(y = 1) = Φ(xᵀθ)."""
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        return log_ndtr((2 * y - 1) * f)
+
+    def response(self, f: Array) -> Array:
+        return jnp.stack([ndtr(-f), ndtr(f)], axis=-1)
+
+
+class PoissonRegression(LinearPredictor):
+    """Counts with rate exp(xᵀθ)."""
+
+    closed_form: ClassVar[bool] = True
+
+    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        if np.any(y < 0) or np.any(y != np.floor(y)):
+            raise ShardError(site, "y", "counts must be whole numbers of at least 0")
+        return y
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        return y * f - jnp.exp(f) - gammaln(y + 1)
+
+    def expected_log_prob(self, view: Any, data: Rows, hyper: Hyper) -> Array:
+        """E[exp f] = exp(m + v/2) for a Gaussian predictor."""
+        m, v = view.project(data.X)
+        return data.y * m - jnp.exp(m + 0.5 * v) - gammaln(data.y + 1)
+
+    def response(self, f: Array) -> Array:
+        return jnp.exp(f)
+
+
+class LinearRegression(LinearPredictor):
+    """y = xᵀθ + Gaussian noise.
+
+    With a known noise (standard deviation) the posterior is Gaussian. With `noise=None` the noise's precision
+    τ is a parameter: τ ~ Gamma(noise_shape, noise_rate), and the prior of the weights scales with the noise,
+    θ | τ ~ N(0, prior_scale² / τ), so that the posterior is normal-gamma. Both are exact.
+    """
+
+    noise: float | None = None
+    noise_shape: float = 1.0
+    noise_rate: float = 1.0
+
+    closed_form: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        check_positive(noise_shape=self.noise_shape, noise_rate=self.noise_rate)
+        if self.noise is not None:
+            check_positive(noise=self.noise)
+        elif self.posterior != "full":
+            raise InputError('posterior: an unknown noise (noise=None) needs posterior="full"')
+
+    @property
+    def hyper(self) -> Hyper:
+        known = {} if self.noise is None else {"noise": float(self.noise)}
+        return {"prior_scale": float(self.prior_scale), **known}
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        if self.noise is not None:
+            return LinearPredictor.natural_prior(self, hyper)
+        precision = self.prior_precision(hyper)
+        shape, rate = (jnp.asarray(value, self.dtype) for value in (self.noise_shape, self.noise_rate))
+        return NormalGamma.from_parameters(jnp.zeros_like(precision), jnp.diag(precision), shape, rate)
+
+    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        return y
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        return -0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI
+
+    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
+        if self.noise is not None:
+            return LinearPredictor.log_prob(self, params, data, hyper)
+        w, tau = params
+        return 0.5 * (jnp.log(tau) - LOG_2PI - tau * (data.y - data.X @ w) ** 2)
+
+    def expected_log_prob(self, view: Any, data: Rows, hyper: Hyper) -> Array:
+        if self.noise is not None:
+            m, v = view.project(data.X)
+            return self.pointwise(m, data.y, hyper) - 0.5 * v / hyper["noise"] ** 2
+        X, y = data
+        square = jnp.sum((X @ view.minus_half_second_moment) * X, axis=1)  # -½ E[τ f²]
+        fit = y**2 * view.minus_half_precision + y * (X @ view.weighted_location) + square
+        return 0.5 * (view.expected_log - LOG_2PI) + fit
+
+    def response(self, f: Array) -> Array:
+        return f
+
+
+class SoftmaxRegression(LinearPredictor):
+    """P(y = c) ∝ exp(xᵀθ_c), for labels 0 … classes - 1.
+
+    A mean-field posterior is over an array of shape (classes, columns), a full one over that array, flat.
+    """
+
+    classes: int = 2
+    posterior: Posterior = "mean-field"
+
+    def __check_init__(self) -> None:
+        check_count(classes=self.classes)
+        if self.classes < 2:
+            raise InputError("classes: expected at least 2")
+
+    @property
+    def projected(self) -> bool:  # type: ignore[override]
+        """Several correlated predictors per row have no cheap projection."""
+        return self.posterior == "mean-field"
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        return self.classes
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        precision = jnp.tile(self.prior_precision(hyper), (self.classes, 1))
+        if self.posterior == "mean-field":
+            return MeanField(jnp.zeros_like(precision), precision)
+        return Gaussian(jnp.zeros(precision.size, self.dtype), jnp.diag(precision.ravel()))
+
+    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        if np.any(y < 0) or np.any(y >= self.classes) or np.any(y != np.floor(y)):
+            wrong = y[(y < 0) | (y >= self.classes) | (y != np.floor(y))][0]
+            raise ShardError(site, "y", f"labels must be whole numbers from 0 to {self.classes - 1}, got {wrong:g}")
+        return y.astype(np.int32)
+
+    def predictors(self, params: Array, X: Array) -> Array:
+        return X @ params.reshape(self.classes, self.columns).T
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        return f[y] - jax.nn.logsumexp(f)
+
+    def response(self, f: Array) -> Array:
+        return jax.nn.softmax(f, axis=-1)
+
+    def predict(self, response: np.ndarray) -> np.ndarray:
+        return response.argmax(axis=-1)
+
+
+__all__ = [
+    "LinearRegression",
+    "LogisticRegression",
+    "PoissonRegression",
+    "ProbitRegression",
+    "SoftmaxRegression",
+]

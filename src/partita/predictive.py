@@ -1,0 +1,61 @@
+"""What a posterior predicts: the likelihood's response, averaged over the parameters."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from partita.errors import InputError
+from partita.expectations import hermite, normal_points
+from partita.families import Family, Gaussian, MeanField, NormalGamma
+from partita.models import AbstractModel, Hyper, LinearRegression
+from partita.models.linear import LinearPredictor
+from partita.runtime import on_host, precision
+
+QUADRATURE_POINTS = 40
+
+
+def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: int = 256) -> np.ndarray:
+    """E_q[response(xᵀθ)] for each row: quadrature where there is one predictor, `samples` draws where there are more."""
+    rows = _design(model, X)
+    with precision(model.dtype):
+        return on_host(_expected_response(model, posterior, rows, samples))
+
+
+def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any) -> np.ndarray:
+    """The standard deviation of a new observation, noise included, for linear regression."""
+    if not isinstance(model, LinearRegression):
+        raise InputError(f"return_std: {type(model).__name__} has no normal predictive; use predict_proba or sample")
+    rows = _design(model, X)
+    if isinstance(posterior, NormalGamma):
+        spread = np.sum(rows * np.linalg.solve(posterior.precision, rows.T).T, axis=1)
+        return np.sqrt(posterior.rate / (posterior.shape - 1) * (1 + spread))
+    with precision(model.dtype):
+        variance = np.asarray(posterior.project(rows)[1])
+    return np.sqrt(variance + hyper["noise"] ** 2)
+
+
+def _design(model: AbstractModel, X: Any) -> np.ndarray:
+    if not isinstance(model, LinearPredictor):
+        raise InputError(f"{type(model).__name__} does not say how it predicts: use `sample` and your own function")
+    return model.design(-1, X)
+
+
+@eqx.filter_jit
+def _expected_response(model: LinearPredictor, posterior: Family, X: Array, samples: int) -> Array:
+    if isinstance(posterior, NormalGamma):
+        return model.response(X @ posterior.location)
+    if model.projected and isinstance(posterior, Gaussian | MeanField):
+        m, v = posterior.project(X)
+        if m.ndim == 1:
+            nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(QUADRATURE_POINTS))
+        else:
+            nodes = jnp.asarray(normal_points(samples, m.shape[-1]), m.dtype)[:, None, :]
+            weights = jnp.full(len(nodes), 1 / len(nodes), m.dtype)
+        f = m + jnp.sqrt(v) * (nodes[:, None] if m.ndim == 1 else nodes)
+        return jnp.tensordot(weights, model.response(f), axes=1)
+    draws = posterior.sample(jax.random.key(0), (samples,))
+    return jnp.mean(jax.lax.map(lambda theta: model.response(model.predictors(theta, X)), draws), axis=0)

@@ -1,0 +1,131 @@
+"""What a run gives: the posterior, and what can be done with it."""
+
+import dataclasses
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from partita._version import __version__
+from partita.errors import InputError, RunMismatch
+from partita.families import Family
+from partita.models import REGISTRY as MODELS
+from partita.models import AbstractModel, Hyper
+from partita.predictive import expected_response, predictive_std
+from partita.runtime import on_host, precision
+from partita.storage import read_arrays, write_arrays
+from partita.telemetry import Row, plain
+
+
+@dataclass(frozen=True)
+class Result:
+    """A fitted posterior: `prior × ∏ factors`, the log evidence and the history of the run."""
+
+    model: AbstractModel
+    posterior: Family
+    prior: Family
+    factors: tuple[Family, ...] = field(repr=False)
+    log_evidence: float
+    expected_log_probs: tuple[float, ...] = field(repr=False)
+    hyper: Hyper
+    history: list[Row] = field(repr=False)
+    seed: int = 0
+
+    def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
+        """Probabilities of the classes, averaged over the posterior."""
+        response = expected_response(self.model, self.posterior, X, samples)
+        if response.ndim != 2:
+            raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
+        return response
+
+    def predict(self, X: Any, return_std: bool = False, samples: int = 256) -> Any:
+        """The most probable class, or the expected target; with its standard deviation if asked."""
+        response = expected_response(self.model, self.posterior, X, samples)
+        prediction = self.model.predict(response)  # type: ignore[attr-defined]
+        if not return_std:
+            return prediction
+        return prediction, predictive_std(self.model, self.posterior, self.hyper, X)
+
+    def sample(self, key: Any, number: int) -> Any:
+        """`number` draws of the parameters; `key` is a JAX key or a whole number."""
+        key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        return self.posterior.sample(key, (number,))
+
+    def cavity(self, site: int) -> Family:
+        """What all the other sites believe."""
+        return self.posterior / self.factors[site]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the posterior and all factors, bit by bit."""
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves((self.posterior, self.factors)):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        return digest.hexdigest()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one file, complete or not at all; `partita.load` reads it."""
+        arrays = {f"prior.{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(self.prior))}
+        arrays |= {f"posterior.{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(self.posterior))}
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.factors)
+        arrays |= {f"factors.{i}": a for i, a in enumerate(jax.tree.leaves(stacked))}
+        about = {
+            "version": __version__,
+            "model": _model_settings(self.model),
+            "family": type(self.posterior).__name__,
+            "has_given_prior": self.model.given_prior is not None,
+            "log_evidence": self.log_evidence,
+            "expected_log_probs": self.expected_log_probs,
+            "hyper": self.hyper,
+            "history": self.history,
+            "seed": self.seed,
+        }
+        write_arrays(path, arrays, plain(about))
+
+
+def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
+    """Read a saved result. One of `pt.Model` needs the model too, because code is never stored."""
+    arrays, about = read_arrays(path)
+    settings = dict(about["model"])
+    name = settings.pop("name")
+    if model is None:
+        if name not in MODELS:
+            raise InputError(f"{path}: holds a {name}, whose code is not stored: pass it as load(path, model=...)")
+        model = MODELS[name](**settings)
+    elif _model_settings(model) != about["model"]:
+        raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
+    with precision(model.dtype):
+        like = on_host(model.prior({n: np.asarray(v, model.dtype) for n, v in about["hyper"].items()}))
+    if type(like).__name__ != about["family"]:
+        raise RunMismatch(f"{path}: holds a {about['family']}, the model has a {type(like).__name__}")
+    prior = _family(arrays, "prior", like)
+    stacked = _family(arrays, "factors", like)
+    number = len(jax.tree.leaves(stacked)[0])
+    return Result(
+        model=model.with_prior(prior) if about["has_given_prior"] else model,
+        posterior=_family(arrays, "posterior", like),
+        prior=prior,
+        factors=tuple(jax.tree.map(lambda a, m=m: a[m, ...], stacked) for m in range(number)),
+        log_evidence=about["log_evidence"],
+        expected_log_probs=tuple(about["expected_log_probs"]),
+        hyper=about["hyper"],
+        history=about["history"],
+        seed=about["seed"],
+    )
+
+
+def _family(arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
+    leaves = [arrays[f"{name}.{i}"] for i in range(len(jax.tree.leaves(like)))]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _model_settings(model: AbstractModel) -> Row:
+    """A built-in model's name and settings; any other model's name only."""
+    for name, known in MODELS.items():
+        if type(model) is known:
+            fields = [f.name for f in dataclasses.fields(model) if f.name != "given_prior"]
+            return {"name": name, **{field: getattr(model, field) for field in fields}}
+    return {"name": type(model).__name__}

@@ -1,0 +1,402 @@
+"""The loop, and `fit`. One loop for every schedule, engine and solver: a generator of events."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from partita.damping import Damping, as_damping
+from partita.engines import Engine, InProcess, Job
+from partita.errors import InputError, RunMismatch
+from partita.expectations import Expectation, choose
+from partita.families import Family
+from partita.free_energy import global_free_energy
+from partita.hyper import HyperLearner, LearnHyper
+from partita.ledger import Ledger, Task, Update
+from partita.models import AbstractModel, Hyper
+from partita.result import Result
+from partita.runtime import on_host, precision
+from partita.schedules import Board, Schedule, Synchronous
+from partita.shards import Shard, padded_together
+from partita.solvers import FixedPoint, Outcome, Solver
+from partita.storage import Journal, describe
+from partita.telemetry import Callback, Event
+
+BUDGETS = ("passes", "rounds", "updates")
+
+
+def fit(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    *,
+    solver: Solver | None = None,
+    schedule: Schedule | None = None,
+    damping: float | str | Damping = "auto",
+    engine: Engine | None = None,
+    expectation: Expectation | None = None,
+    hyper: LearnHyper | None = None,
+    run_dir: str | os.PathLike | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Approximate one posterior from shards of data, by partitioned variational inference.
+
+    Args:
+        model: prior × likelihood.
+        shards: one per site, as the model takes them: `(X, y)` or `(X, y, weights)` for regressions.
+        solver: how a site refines its factor.
+        schedule: who works next.
+        damping: the share of a proposed change that is taken: a number, "1/M", "auto" or a policy.
+        engine: what carries tasks to sites.
+        expectation: how E_q[log p] is computed; chosen by the model if not given.
+        hyper: learn hyperparameters by maximum likelihood.
+        run_dir: keep every update there, so that the run can be killed and resumed.
+        resume: carry on with the run in `run_dir`, if there is one.
+        seed: with the same seed, the same result.
+        callbacks: called with every event.
+
+    Returns:
+        The posterior, the factors, the log evidence and the history.
+
+    >>> import partita as pt
+    >>> X = np.ones((4, 1)); y = np.array([1.0, 2.0, 3.0, 2.0])
+    >>> model = pt.models.LinearRegression(features=1, noise=1.0, intercept=False)
+    >>> result = fit(model, [(X[:2], y[:2]), (X[2:], y[2:])], schedule=pt.schedules.OnePass())
+    >>> result.posterior.location.round(6), result.posterior.scale.round(6)
+    (array([1.6]), array([0.447214]))
+    """
+    run = Run(
+        model=model,
+        shards=check_shards(model, shards),
+        solver=FixedPoint() if solver is None else solver,
+        schedule=Synchronous() if schedule is None else schedule,
+        damping=as_damping(damping),
+        engine=InProcess() if engine is None else engine,
+        expectation=expectation,
+        hyper=hyper,
+        seed=check_seed(seed),
+    )
+    journal = None if run_dir is None else run.journal(run_dir, resume)
+    try:
+        return run.finish(callbacks, journal)
+    finally:
+        if journal is not None:
+            journal.close()
+
+
+def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
+    """Every site's data, checked before any work begins."""
+    if not isinstance(model, AbstractModel):
+        raise InputError(f"model: expected a model, got {type(model).__name__}")
+    if not isinstance(shards, Sequence) or isinstance(shards, str | bytes):
+        raise InputError(f"shards: expected a list with one entry per site, got {type(shards).__name__}")
+    if not shards:
+        raise InputError("shards: expected at least one site")
+    return padded_together([model.shard(site, raw) for site, raw in enumerate(shards)])
+
+
+def check_seed(seed: Any) -> int:
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise InputError(f"seed: expected a whole number from 0 to 2**32 - 1, got {seed!r}")
+    return int(seed)
+
+
+@dataclass
+class Run:
+    """Everything a run is made of, ready to iterate."""
+
+    model: AbstractModel
+    shards: list[Shard]
+    solver: Solver
+    schedule: Schedule
+    damping: Damping
+    engine: Engine
+    expectation: Expectation | None
+    hyper: LearnHyper | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        with precision(self.model.dtype):
+            prior = on_host(self.model.prior(_arrays(self.model.hyper, self.model)))
+            self.start = on_host(self.model.initial(prior))
+        self.expectation = choose(self.model, prior, self.expectation)
+        self.ledger = Ledger(prior, len(self.shards))
+        self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
+
+    def job(self) -> Job:
+        assert self.expectation is not None
+        learns = self.learner is not None
+        return Job(
+            self.model, self.solver, self.expectation, self.shards, self.seed, learns, self.schedule.waits
+        )
+
+    def journal(self, run_dir: str | os.PathLike, resume: bool) -> Journal:
+        schedule = {f.name: getattr(self.schedule, f.name) for f in fields(self.schedule) if f.name not in BUDGETS}
+        parts = {
+            "model": self.model,
+            "solver": self.solver,
+            "schedule": {"type": type(self.schedule).__name__, **schedule},
+            "damping": self.damping,
+            "engine": self.engine,
+            "expectation": self.expectation,
+            "hyper": self.hyper,
+            "seed": self.seed,
+            "shards": [describe(shard) for shard in self.shards],
+        }
+        description = {name: describe(part) for name, part in parts.items()}
+        return Journal(run_dir, description, self.ledger.prior, resume)
+
+    def finish(self, callbacks: Sequence[Callback], journal: Journal | None) -> Result:
+        """Run to the end, then ask every site for its share of the evidence at the final posterior."""
+        history = []
+        self.engine.open(self.job())
+        try:
+            for event in iterate(self, journal):
+                for callback in callbacks:
+                    event.metrics.update(callback(event) or {})
+                row = event.row()
+                history.append(row)
+                if journal is not None and not event.replayed:
+                    journal.add_row(event.fold, row)
+            values = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
+        finally:
+            self.engine.close()
+        evidence = global_free_energy(self.ledger.posterior, self.ledger.prior, values)
+        return Result(
+            model=self.model,
+            posterior=self.ledger.posterior,
+            prior=self.ledger.prior,
+            factors=tuple(self.ledger.factors),
+            log_evidence=evidence,
+            expected_log_probs=tuple(map(float, values)),
+            hyper=self.current_hyper,
+            history=history,
+            seed=self.seed,
+        )
+
+    @property
+    def current_hyper(self) -> Hyper:
+        return dict(self.model.hyper) if self.learner is None else self.learner.hyper
+
+
+@dataclass
+class Tally:
+    """What has been counted so far."""
+
+    seconds: float = 0.0
+    clock: float = 0.0
+    messages: int = 0
+    bytes: int = 0
+    folds: int = 0
+
+    def sent(self, tasks: Sequence[Task]) -> None:
+        self.messages += len(tasks)
+        self.bytes += sum(task.nbytes for task in tasks)
+
+    def received(self, updates: Sequence[Update]) -> None:
+        self.folds += 1
+        self.messages += len(updates)
+        self.bytes += sum(update.nbytes for update in updates)
+        self.seconds += sum(update.seconds for update in updates)
+        self.clock = max([self.clock, *(update.finished_at for update in updates)])
+
+
+@dataclass
+class Evidence:
+    """The free energy of the posterior, estimated from what sites reported last.
+
+    F(q) = Σ_m (E_q[log p(y_m | θ)] - E_q[log t_m(θ)]) + A(q) - A(prior), each site's term as it was where it was last
+    evaluated. A term is stationary there, because a factor is the gradient of its expectation, so the estimate is exact
+    when all sites have just evaluated this posterior, and off by the order of the KL moved since when they have not.
+    """
+
+    sites: int
+    terms: dict[int, float] = field(default_factory=dict)
+    seen: dict[int, float] = field(default_factory=dict)
+    moved: float = 0.0
+    moved_at: dict[int, float] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+
+    def report(self, updates: Sequence[Update]) -> None:
+        """Before a fold: each site's term with the factor that it still has."""
+        for update in updates:
+            self.terms[update.site] = update.expected_log_prob - update.expected_log_factor
+            self.seen[update.site] = self.moved_at[update.version]
+            self.fresh.add(update.site)
+
+    def estimate(self, log_partitions: float) -> float | None:
+        """F(q), given A(q) - A(prior); None until every site has reported."""
+        return math.fsum(self.terms.values()) + log_partitions if len(self.terms) == self.sites else None
+
+    def is_complete(self) -> bool:
+        """Whether every site has reported since the last time that this was true."""
+        if len(self.fresh) < self.sites:
+            return False
+        self.fresh.clear()
+        return True
+
+    @property
+    def uncertainty(self) -> float:
+        return self.moved - min(self.seen.values(), default=self.moved)
+
+    def folded(self, updates: Sequence[Update], accepted: float, change: float, ledger: Ledger) -> None:
+        """After a fold: the factors have changed, and the posterior has moved."""
+        for update in updates:
+            self.terms[update.site] -= accepted * update.expected_log_change
+        self.moved += change
+        oldest = min(ledger.outstanding.values(), default=ledger.version)
+        self.moved_at = {version: moved for version, moved in self.moved_at.items() if version >= oldest}
+
+
+def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
+    """Dispatch, collect, fold, report; until the schedule has no more to ask."""
+    ledger, schedule = run.ledger, run.schedule
+    carrier = Carrier(run.engine, iter(()) if journal is None else journal.folds())
+    damping = run.damping.begin(ledger.sites, schedule.parallel)
+    board = Board(ledger.sites, run.seed, 0, ledger.outstanding)
+    tally, evidence, plan = Tally(), Evidence(ledger.sites), schedule.plan(board)
+    arrived: list[Update] = []
+    planned = True
+    while planned or ledger.outstanding:
+        chosen = next(plan, None) if planned else None
+        planned = planned and chosen is not None
+        if chosen:
+            tasks = [ledger.dispatch(site, run.current_hyper, _start(run)) for site in chosen]
+            carrier.submit(tasks, tally.clock)
+            tally.sent(tasks)
+            evidence.moved_at[ledger.version] = evidence.moved
+        if not ledger.outstanding:
+            continue
+        while not arrived or (schedule.waits and len(arrived) < len(ledger.outstanding)):
+            arrived += carrier.collect()
+        count = len(arrived) if schedule.waits else 1
+        updates, arrived = sorted(arrived[:count], key=lambda update: update.site), arrived[count:]
+        event = _folded(run, updates, damping, tally, evidence, board)
+        replayed = carrier.replaying
+        if journal is not None and not replayed:
+            journal.append(event.fold, updates)
+        yield replace(event, replayed=replayed)
+    carrier.check_exhausted()
+
+
+class Carrier:
+    """The engine, preceded by what the journal holds already.
+
+    While there are recorded folds, tasks are kept back; those that the record does not answer go to the engine after it.
+    """
+
+    def __init__(self, engine: Engine, recorded: Iterator[list[Update]]):
+        self._engine, self._recorded = engine, recorded
+        self._next: list[Update] | None = next(recorded, None)
+        self._held: dict[int, tuple[Task, float]] = {}
+        self.replaying = False
+
+    def submit(self, tasks: Sequence[Task], at: float) -> None:
+        if self._next is None:
+            self._engine.submit(tasks, at)
+        else:
+            self._held.update({task.site: (task, at) for task in tasks})
+
+    def collect(self) -> list[Update]:
+        if self._next is None:
+            self.replaying = False
+            return self._engine.collect()
+        updates, self._next = self._next, next(self._recorded, None)
+        self.replaying = True
+        for update in updates:
+            if self._held.pop(update.site, (None,))[0] is None:
+                raise RunMismatch(f"site {update.site}: the journal holds an update that this run did not ask for")
+        if self._next is None:
+            for task, at in self._held.values():
+                self._engine.submit([task], at)
+            self._held.clear()
+        return updates
+
+    def check_exhausted(self) -> None:
+        if self._next is not None:
+            raise RunMismatch("the journal holds more updates than the schedule asks for: raise its budget")
+
+
+def _folded(
+    run: Run, updates: list[Update], damping: Damping, tally: Tally, evidence: Evidence, board: Board
+) -> Event:
+    ledger, before = run.ledger, run.ledger.posterior
+    staleness = max(ledger.version - update.version for update in updates)
+    tally.received(updates)
+    evidence.report(updates)
+    free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
+    complete = evidence.is_complete()
+    if complete and free_energy is not None:
+        damping.observe(free_energy, evidence.uncertainty)
+    share = damping.share * ledger.fold(updates, damping.temper(updates))
+    if run.learner is not None:
+        run.learner.add(updates)
+        if complete:
+            _step_hyper(run.learner, ledger)
+    change = _divergence(ledger.posterior, before)
+    evidence.folded(updates, share, change, ledger)
+    board.version = ledger.version
+    for update in updates:
+        board.last_change[update.site], board.last_visit[update.site] = change, ledger.version
+    outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
+    return Event(
+        fold=tally.folds,
+        version=ledger.version,
+        round=ledger.version / ledger.sites,
+        sites=tuple(update.site for update in updates),
+        wanted=damping.share,
+        accepted=share,
+        staleness=staleness,
+        free_energy=free_energy,
+        change=change,
+        problems=tuple(f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good),
+        seconds=tally.seconds,
+        clock=tally.clock,
+        messages=tally.messages,
+        bytes=tally.bytes,
+        hyper=run.current_hyper if run.learner is not None else {},
+        posterior=ledger.posterior,
+        total=run.schedule.total(ledger.sites),
+    )
+
+
+def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
+    with precision(learner.model.dtype):
+        prior = on_host(learner.model.prior(_arrays(learner.step(ledger.posterior), learner.model)))
+    ledger.replace_prior(prior)
+
+
+def _start(run: Run) -> Family | None:
+    return run.start if run.ledger.version == 0 else None
+
+
+def _arrays(hyper: Hyper, model: AbstractModel) -> Hyper:
+    return {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
+
+
+@eqx.filter_jit
+def _kl(first: Family, second: Family) -> jax.Array:
+    return first.kl(second)
+
+
+@eqx.filter_jit
+def _gain(posterior: Family, prior: Family) -> jax.Array:
+    return posterior.log_partition() - prior.log_partition()
+
+
+def _divergence(first: Family, second: Family) -> float:
+    """KL(first ‖ second)."""
+    with precision(first.dtype):
+        return float(_kl(first, second))
+
+
+def _log_partition_gain(posterior: Family, prior: Family) -> float:
+    """A(posterior) - A(prior)."""
+    with precision(prior.dtype):
+        return float(_gain(posterior, prior))

@@ -1,0 +1,208 @@
+"""Who works next. A schedule is a policy over who is idle; the loop and the engines are the same for all.
+
+`plan` is a generator: it yields the sites to ask next, looks at the live board, and ends when there is no more
+to ask. An empty list means: wait for somebody to come back.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from partita.errors import InputError
+
+
+@dataclass
+class Board:
+    """What a schedule sees of a run, kept up to date by the loop."""
+
+    sites: int
+    seed: int = 0
+    version: int = 0
+    outstanding: dict[int, int] = field(default_factory=dict)
+    last_change: dict[int, float] = field(default_factory=dict)
+    last_visit: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def idle(self) -> list[int]:
+        return [site for site in range(self.sites) if site not in self.outstanding]
+
+    def random(self) -> np.random.Generator:
+        return np.random.default_rng((self.seed, 0x5C4ED))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`waits`: updates are folded when all that were asked have answered, rather than one by one."""
+
+    @property
+    def waits(self) -> bool:
+        return True
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several sites work from the same posterior."""
+        return False
+
+    @abstractmethod
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        """The sites to ask next, again and again."""
+
+    @abstractmethod
+    def total(self, sites: int) -> int:
+        """How many updates there will be, for progress bars."""
+
+
+def _at_least_one(**values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InputError(f"schedule: {name}: expected a whole number of at least 1, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Sequential(Schedule):
+    """One site after the other, `passes` times round."""
+
+    passes: int = 10
+
+    def __post_init__(self) -> None:
+        _at_least_one(passes=self.passes)
+
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        for _ in range(self.passes):
+            yield from ([site] for site in range(board.sites))
+
+    def total(self, sites: int) -> int:
+        return self.passes * sites
+
+
+@dataclass(frozen=True)
+class OnePass(Schedule):
+    """Each site once, in order: streaming variational Bayes, and variational continual learning."""
+
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        yield from ([site] for site in range(board.sites))
+
+    def total(self, sites: int) -> int:
+        return sites
+
+
+@dataclass(frozen=True)
+class RandomOrder(Schedule):
+    """One site after the other, in a new random order each pass."""
+
+    passes: int = 10
+
+    def __post_init__(self) -> None:
+        _at_least_one(passes=self.passes)
+
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        generator = board.random()
+        for _ in range(self.passes):
+            yield from ([int(site)] for site in generator.permutation(board.sites))
+
+    def total(self, sites: int) -> int:
+        return self.passes * sites
+
+
+@dataclass(frozen=True)
+class Priority(Schedule):
+    """First each site once; then always the one whose factor changed most, weighed by how long ago that was."""
+
+    updates: int = 100
+
+    def __post_init__(self) -> None:
+        _at_least_one(updates=self.updates)
+
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        for number in range(self.updates):
+            yield [number if number < board.sites else max(range(board.sites), key=lambda m: self._urgency(board, m))]
+
+    @staticmethod
+    def _urgency(board: Board, site: int) -> float:
+        return board.last_change[site] * (board.version - board.last_visit[site])
+
+    def total(self, sites: int) -> int:
+        return self.updates
+
+
+@dataclass(frozen=True)
+class Synchronous(Schedule):
+    """All sites at once, from the same posterior; or a random share of them each round."""
+
+    rounds: int = 50
+    participation: float = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least_one(rounds=self.rounds)
+        if not 0 < self.participation <= 1:
+            raise InputError(f"schedule: participation: expected a number in (0, 1], got {self.participation}")
+
+    @property
+    def parallel(self) -> bool:
+        return True
+
+    def _number(self, sites: int) -> int:
+        return max(1, round(self.participation * sites))
+
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        generator, number = board.random(), self._number(board.sites)
+        for _ in range(self.rounds):
+            everybody = number == board.sites
+            yield list(range(number)) if everybody else sorted(map(int, generator.permutation(board.sites)[:number]))
+
+    def total(self, sites: int) -> int:
+        return self.rounds * self._number(sites)
+
+
+@dataclass(frozen=True)
+class Asynchronous(Schedule):
+    """Whoever comes back is folded at once and sent off again.
+
+    With `max_staleness`, nobody is sent off who could make a slower site's update older than that: the bound
+    holds by waiting, so that no site's work is ever thrown away.
+    """
+
+    updates: int = 500
+    max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least_one(updates=self.updates, max_staleness=self.max_staleness)
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    @property
+    def parallel(self) -> bool:
+        return True
+
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        asked = 0
+        while asked < self.updates:
+            chosen = self._admitted(board)[: self.updates - asked]
+            asked += len(chosen)
+            yield chosen
+
+    def _admitted(self, board: Board) -> list[int]:
+        if self.max_staleness is None:
+            return board.idle
+        oldest = min(board.outstanding.values(), default=board.version)
+        # All outstanding but the oldest may be folded before it, as may the new ones.
+        room = self.max_staleness - (board.version - oldest) - max(len(board.outstanding) - 1, 0)
+        longest_idle = sorted(board.idle, key=lambda site: board.last_visit.get(site, -1))
+        return longest_idle[: max(room, 1 if not board.outstanding else 0)]
+
+    def total(self, sites: int) -> int:
+        return self.updates
+
+
+REGISTRY: dict[str, type[Schedule]] = {
+    "sequential": Sequential,
+    "one-pass": OnePass,
+    "random-order": RandomOrder,
+    "priority": Priority,
+    "synchronous": Synchronous,
+    "asynchronous": Asynchronous,
+}

@@ -1,0 +1,113 @@
+"""One site's data, checked and padded to a size that many sites share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from partita.errors import ShardError
+
+
+class Shard(eqx.Module):
+    """Rows of data, with a weight each. Padding repeats the first row with weight zero, so it is always valid."""
+
+    data: Any
+    weights: Array
+    rows: Array
+
+    @property
+    def capacity(self) -> int:
+        return self.weights.shape[0]
+
+    def batch(self, key: Array, size: int) -> "Shard":
+        """`size` rows drawn with replacement, weighted so that sums over them estimate sums over the shard."""
+        index = jax.random.randint(key, (size,), 0, self.rows)
+        scale = (self.rows / size).astype(self.weights.dtype)
+        return self._taken(index, scale)
+
+    def epoch_batch(self, order: Array, number: Array, size: int) -> "Shard":
+        """The `number`-th batch of a shuffled pass; the last one wraps around."""
+        index = order[(number * size + jnp.arange(size)) % self.rows]
+        return self._taken(index, (self.rows / size).astype(self.weights.dtype))
+
+    def shuffled(self, key: Array) -> Array:
+        """A random order of the rows, padding last."""
+        draw = jax.random.uniform(key, (self.capacity,))
+        return jnp.argsort(jnp.where(jnp.arange(self.capacity) < self.rows, draw, 2.0))
+
+    def _taken(self, index: Array, scale: Array) -> "Shard":
+        data = jax.tree.map(lambda a: a[index], self.data)
+        return Shard(data, self.weights[index] * scale, jnp.asarray(index.shape[0]))
+
+
+def make_shard(data: Any, weights: np.ndarray) -> Shard:
+    """Checked data, not padded yet."""
+    return Shard(data, weights, np.asarray(len(weights)))
+
+
+def padded(shard: Shard, capacity: int) -> Shard:
+    """The same rows, and copies of the first one with weight zero."""
+    rows = int(shard.rows)
+    index = np.concatenate([np.arange(rows), np.zeros(capacity - rows, np.int64)])
+    weights = shard.weights[index]
+    weights[rows:] = 0
+    return Shard(jax.tree.map(lambda a: np.ascontiguousarray(a[index]), shard.data), weights, shard.rows)
+
+
+def padded_together(shards: Sequence[Shard]) -> list[Shard]:
+    """Pad to a few sizes, because every size is compiled anew.
+
+    The sizes are the largest, a quarter of it, and so on; sites move up a size where that adds less than a quarter to
+    all rows together, or fewer than a thousand rows.
+    """
+    rows = np.array([int(shard.rows) for shard in shards])
+    spare = max(1024, int(rows.sum()) // 4)
+    largest = int(rows.max())
+    sizes = np.array([largest])
+    while sizes[0] > rows.min():
+        sizes = np.concatenate([[-(-sizes[0] // 4)], sizes])
+    level = np.searchsorted(sizes, rows)
+    for number in range(len(sizes) - 1):
+        here = level == number
+        if here.sum() * sizes[number + 1] <= spare:
+            level[here] = number + 1
+    return [padded(shard, int(sizes[i])) for shard, i in zip(shards, level, strict=True)]
+
+
+def check_rows(site: int, named: Mapping[str, np.ndarray]) -> None:
+    """All arrays have at least one row, equally many, and are finite."""
+    first, *others = named
+    rows = len(named[first])
+    if rows == 0:
+        raise ShardError(site, first, "has no rows: leave the site out, or give it data")
+    for name in others:
+        if len(named[name]) != rows:
+            raise ShardError(site, name, f"has {len(named[name])} rows where {first} has {rows}")
+    for name, array in named.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.all(np.isfinite(array)):
+            place = np.argwhere(~np.isfinite(array))[0].tolist()
+            raise ShardError(site, name, f"is not finite at {place}: drop or impute such rows first")
+
+
+def check_weights(site: int, weights: Any, rows: int, dtype: Any) -> np.ndarray:
+    """Weights of rows: missing means one each; finite, not negative, not all zero."""
+    if weights is None:
+        return np.ones(rows, dtype)
+    array = np.asarray(weights, dtype)
+    if array.shape != (rows,):
+        raise ShardError(site, "weights", f"expected shape ({rows},), got {array.shape}")
+    if not np.all(np.isfinite(array)) or np.any(array < 0) or not np.any(array > 0):
+        raise ShardError(site, "weights", "must be finite, not negative and not all zero")
+    return array
+
+
+def as_numbers(site: int, name: str, value: Any, dtype: Any) -> np.ndarray:
+    """An array of numbers, or an error that names the argument."""
+    try:
+        return np.array(value, dtype)
+    except (TypeError, ValueError) as error:
+        raise ShardError(site, name, f"is not an array of numbers ({error})") from None

@@ -1,0 +1,110 @@
+"""Off-the-shelf optimisers on the local free energy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from partita.errors import InputError
+from partita.families import Family
+from partita.free_energy import LocalProblem
+from partita.solvers.base import Outcome, Solver, SolverInfo
+
+OPTIMISERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
+    "adam": optax.adam,
+    "rmsprop": optax.rmsprop,
+    "sgd": optax.sgd,
+}
+
+
+class Gradient(Solver):
+    """Any Optax optimiser, by name or as an object, or "lbfgs", over unconstrained coordinates of q.
+
+    Works for `epochs` of shuffled batches (without `batch_size`, an epoch is one step), or for `steps` if given.
+    Stops early when the largest entry of the gradient falls below `tolerance`.
+    """
+
+    optimiser: str | optax.GradientTransformation = eqx.field(static=True, default="adam")
+    learning_rate: float = 0.01
+    epochs: int = 100
+    steps: int | None = None
+    batch_size: int | None = None
+    tolerance: float = 1e-8
+
+    def __check_init__(self) -> None:
+        if isinstance(self.optimiser, str) and self.optimiser not in (*OPTIMISERS, "lbfgs"):
+            known = ", ".join([*OPTIMISERS, "lbfgs"])
+            raise InputError(f"Gradient: optimiser {self.optimiser!r} is not known: use one of {known}, or Optax's")
+        if self.optimiser == "lbfgs" and self.batch_size is not None:
+            raise InputError("Gradient: L-BFGS needs the whole shard: leave batch_size out")
+        for name in ("steps", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"Gradient: {name} must be at least 1, got {value}")
+
+    def refine(
+        self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
+    ) -> tuple[Family, SolverInfo]:
+        view = posterior.mean() if problem.expectation.of_mean else posterior
+        value = problem.expected_log_prob(view, key)
+        free, steps, outcome = self._optimised(problem, posterior, key)
+        refined = posterior.from_free(free)
+        good = refined.is_proper()
+        refined = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, problem.cavity * factor)
+        return refined, SolverInfo(value, steps, jnp.where(good, outcome, Outcome.NOT_FINITE))
+
+    def _optimised(self, problem: LocalProblem, posterior: Family, key: Array) -> tuple[Any, Array, Array]:
+        transform = self._transform()
+        limit, batch_of = self._batches(problem, key)
+        needs_value = isinstance(transform, optax.GradientTransformationExtraArgs)
+
+        def step(number: Array, free: Any, state: Any) -> tuple[Any, Any, Array]:
+            local = batch_of(number)
+            sample_key = jax.random.fold_in(jax.random.fold_in(key, 1), number)
+
+            def loss(free: Any) -> Array:
+                return -local.free_energy(posterior.from_free(free), sample_key)
+
+            value, gradient = jax.value_and_grad(loss)(free)
+            extra = {"value": value, "grad": gradient, "value_fn": loss} if needs_value else {}
+            updates, state = transform.update(gradient, state, free, **extra)
+            size = jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
+            return optax.apply_updates(free, updates), state, size
+
+        def body(carry):
+            number, free, state, _ = carry
+            return number + 1, *step(number, free, state)
+
+        def again(carry) -> Array:
+            number, _, _, size = carry
+            return (number < limit) & ~(size <= self.tolerance) & ~jnp.isnan(size)
+
+        free = posterior.to_free()
+        first = (jnp.asarray(0), free, transform.init(free), jnp.asarray(jnp.inf, posterior.dtype))
+        steps, free, _, size = jax.lax.while_loop(again, body, first)
+        return free, steps, jnp.where(size <= self.tolerance, Outcome.CONVERGED, Outcome.STEPS_DONE)
+
+    def _transform(self) -> optax.GradientTransformation:
+        if not isinstance(self.optimiser, str):
+            return self.optimiser
+        return optax.lbfgs() if self.optimiser == "lbfgs" else OPTIMISERS[self.optimiser](self.learning_rate)
+
+    def _batches(self, problem: LocalProblem, key: Array) -> tuple[Array, Callable[[Array], LocalProblem]]:
+        """How many steps there are, and the problem that each one sees."""
+        rows, size = problem.shard.rows, self.batch_size
+        per_epoch = jnp.asarray(1) if size is None else -(-rows // size)
+        limit = self.epochs * per_epoch if self.steps is None else jnp.asarray(self.steps)
+        if size is None:
+            return limit, lambda number: problem
+        order_key = jax.random.fold_in(key, 0)
+
+        def batch_of(number: Array) -> LocalProblem:
+            epoch, within = number // per_epoch, number % per_epoch
+            order = problem.shard.shuffled(jax.random.fold_in(order_key, epoch))
+            return problem.on(problem.shard.epoch_batch(order, within, size))
+
+        return limit, batch_of
