@@ -5,12 +5,10 @@ Whatever a policy asks for, the ledger accepts less where the posterior or a cav
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.errors import InputError
 from partita.families import Family
-from partita.ledger import Update
 
 
 class Damping:
@@ -28,9 +26,9 @@ class Damping:
     def share(self) -> float:
         """The share that is asked for now."""
 
-    def temper(self, updates: Sequence[Update]) -> Mapping[int, Family]:
-        """What is to be applied of each site's proposed change."""
-        return {update.site: update.change**self.share for update in updates}
+    def temper(self, changes: Family) -> Family:
+        """What is to be applied of proposed changes, stacked with one row per site."""
+        return changes**self.share
 
 
 @dataclass

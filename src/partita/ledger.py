@@ -6,9 +6,10 @@ An update replaces a site's factor. `fold` takes the changes of one or several s
 largest share of them that keeps the posterior, and every site's cavity, proper. Nothing changes when it refuses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +30,11 @@ class Task:
     factor: Family
     hyper: Hyper
     start: Family | None = None
+
+    @property
+    def begin(self) -> Family:
+        """Where the refinement starts."""
+        return self.posterior if self.start is None else self.start
 
     @property
     def nbytes(self) -> int:
@@ -60,8 +66,17 @@ class Update:
         return self.change.nbytes + 8 * (4 + len(self.hyper_gradient))
 
 
+def stacked(families: Sequence[Any]) -> Any:
+    """Several trees of one shape as one tree with a leading axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *families)
+
+
+def unchanged(changes: Family) -> Family:
+    return changes
+
+
 class Ledger:
-    """prior × ∏ factors, with who is working on what."""
+    """prior × ∏ factors, with who is working on what. Factors are kept stacked, one row per site."""
 
     def __init__(self, prior: Family, sites: int):
         if sites < 1:
@@ -69,105 +84,110 @@ class Ledger:
         if not prior.is_proper():
             raise ImproperDensity("prior: must be proper")
         self.prior = prior
-        self.factors: list[Family] = [prior**0] * sites
         self.posterior = prior
+        self.sites = sites
         self.version = 0
         self.outstanding: dict[int, int] = {}
+        self._factors = jax.tree.map(lambda a: np.zeros((sites, *np.shape(a)), a.dtype), prior)
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
 
-    @property
-    def sites(self) -> int:
-        return len(self.factors)
+    def factor(self, site: int) -> Family:
+        """t_m."""
+        return jax.tree.map(lambda a: a[site].copy(), self._factors)
 
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
-        return self.posterior / self.factors[site]
+        return self.posterior / self.factor(site)
 
     def recomputed_posterior(self) -> Family:
         """prior × ∏ factors from scratch."""
-        return reduce(lambda a, b: a * b, self.factors, self.prior)
+        return self.prior * jax.tree.map(lambda a: a.sum(axis=0), self._factors)
 
     def dispatch(self, site: int, hyper: Hyper, start: Family | None = None) -> Task:
         """Hand a site its next task; it is outstanding until its update is folded."""
         self.outstanding[site] = self.version
-        return Task(site, self.version, self.posterior, self.factors[site], hyper, start)
+        return Task(site, self.version, self.posterior, self.factor(site), hyper, start)
 
-    def fold(self, updates: Sequence[Update], changes: Mapping[int, Family] | None = None) -> float:
-        """Apply updates together, or `changes` that a damping policy made of them.
+    def fold(self, updates: Sequence[Update], temper: Callable[[Family], Family] = unchanged) -> float:
+        """Apply updates together, after a damping policy has tempered their stacked changes.
 
-        Returns the share of the changes that was accepted.
+        Returns the share of the tempered changes that was accepted.
         """
         for update in updates:
             self._check(update)
-        if len({update.site for update in updates}) != len(updates):
-            raise NotOutstanding(updates[0].site, "several updates of one site in one fold")
-        wanted = {u.site: u.change for u in updates} if changes is None else dict(changes)
-        share = self._apply(wanted, reduce(lambda a, b: a * b, wanted.values()))
-        for update in updates:
-            del self.outstanding[update.site]
+        sites = [update.site for update in updates]
+        if len(set(sites)) != len(sites):
+            raise NotOutstanding(sites[0], "several updates of one site in one fold")
+        changes = temper(stacked([update.change for update in updates]))
+        share = self._apply(sites, changes, jax.tree.map(lambda a: a.sum(axis=0), changes))
+        for site in sites:
+            del self.outstanding[site]
         self.version += len(updates)
         return share
 
     def replace_prior(self, prior: Family) -> float:
         """Move the prior, as far as the posterior and every cavity stay proper; returns that share."""
         change = prior / self.prior
-        share = self._apply({}, change)
+        share = self._apply([], None, change)
         self.prior = self.prior * change**share
         return share
 
     def _check(self, update: Update) -> None:
         if self.outstanding.get(update.site) != update.version:
             raise NotOutstanding(update.site, f"no task of version {update.version} is outstanding")
-        expected, got = self.factors[update.site], update.change
+        expected, got = self.prior, update.change
         if type(got) is not type(expected) or jax.tree.structure(got) != jax.tree.structure(expected):
             raise MalformedUpdate(update.site, f"expected a change of family {type(expected).__name__}")
-        names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(expected)]
-        for name, a, b in zip(names, jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
+        for i, (a, b) in enumerate(zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True)):
             if np.shape(a) != np.shape(b) or a.dtype != b.dtype:
-                raise MalformedUpdate(
-                    update.site, f"{name}: expected {a.dtype} of shape {np.shape(a)}, got {b.dtype} {np.shape(b)}"
-                )
-            if not np.all(np.isfinite(b)):
-                raise MalformedUpdate(update.site, f"{name}: is not finite")
+                problem = f"expected {a.dtype} of shape {np.shape(a)}, got {b.dtype} of shape {np.shape(b)}"
+            elif not np.all(np.isfinite(b)):
+                problem = "is not finite"
+            else:
+                continue
+            path = jax.tree_util.tree_leaves_with_path(expected)[i][0]
+            raise MalformedUpdate(update.site, f"change{jax.tree_util.keystr(path)}: {problem}")
 
-    def _apply(self, changes: Mapping[int, Family], total: Family) -> float:
-        """posterior ← posterior × total^ρ and t_m ← t_m × change_m^ρ, with the largest ρ that keeps all proper."""
-        others = len(changes) < self.sites
+    def _apply(self, sites: list[int], changes: Family | None, total: Family) -> float:
+        """q ← q × total^ρ and t_m ← t_m × change_m^ρ, with the largest ρ that keeps everything proper."""
         start, end = self.posterior.cone(), (self.posterior * total).cone()
         share = admissible_share(start, end)
-        if not (len(changes) == 1 and self.sites == 1):
-            share = min(share, self._own_share(changes, total))
+        if len(sites) > 1 and changes is not None:
+            share = min(share, self._own_share(sites, changes, total))
+        others = len(sites) < self.sites
         if others:
-            share = min(share, self._others_share(changes, start, end))
+            share = min(share, self._others_share(sites, start, end))
         moved = self.posterior * total**share
         weakest = shifted(self._bound(), start, moved.cone()) if others else None
         self.posterior = moved
-        for site, change in changes.items():
-            self.factors[site] = self.factors[site] * change**share
-            if weakest is not None:
-                weakest = lower_bound(weakest, self.cavity(site).cone())
+        if changes is not None:
+            for kept, change in zip(jax.tree.leaves(self._factors), jax.tree.leaves(changes**share), strict=True):
+                kept[sites] += change
+        if weakest is not None:
+            weakest = reduce(lower_bound, (self.cavity(site).cone() for site in sites), weakest)
         self._weakest = weakest
         return share
 
-    def _own_share(self, changes: Mapping[int, Family], total: Family) -> float:
+    def _own_share(self, sites: list[int], changes: Family, total: Family) -> float:
         """For the cavities of the sites that changed: each moves by what the others of them changed."""
-        if len(changes) < 2:
-            return 1.0
-        cavities = ((self.cavity(site), total / change) for site, change in changes.items())
-        return min(admissible_share(c.cone(), (c * rest).cone()) for c, rest in cavities)
+        cavities = jax.tree.map(lambda q, t: q - t[sites], self.posterior, self._factors)
+        moved = jax.tree.map(lambda c, everyone, own: c + (everyone - own), cavities, total, changes)
+        return admissible_share(cavities.cone(), moved.cone())
 
-    def _others_share(self, changes: Mapping[int, Family], start: Cone, end: Cone) -> float:
+    def _others_share(self, sites: list[int], start: Cone, end: Cone) -> float:
         """For the cavities of all other sites: by the bound, and exactly only where the bound does not do."""
         share = admissible_share(self._bound(), shifted(self._bound(), start, end))
         if share < 1:
-            self._weakest = reduce(
-                lower_bound, (self.cavity(site).cone() for site in range(self.sites) if site not in changes)
-            )
+            mine = set(sites)
+            self._weakest = self._exact_bound([site for site in range(self.sites) if site not in mine])
             share = admissible_share(self._weakest, shifted(self._weakest, start, end))
         return share
 
     def _bound(self) -> Cone:
         if self._weakest is None:
-            self._weakest = reduce(lower_bound, (self.cavity(site).cone() for site in range(self.sites)))
+            self._weakest = self._exact_bound(range(self.sites))
         return self._weakest
+
+    def _exact_bound(self, sites: Sequence[int]) -> Cone:
+        return reduce(lower_bound, (self.cavity(site).cone() for site in sites))

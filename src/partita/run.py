@@ -124,7 +124,7 @@ class Run:
     def __post_init__(self) -> None:
         with precision(self.model.dtype):
             prior = on_host(self.model.prior(_arrays(self.model.hyper, self.model)))
-            self.start = on_host(self.model.initial(prior))
+            self.start = None if self.model.start is None else on_host(self.model.start)
         self.expectation = choose(self.model, prior, self.expectation)
         self.ledger = Ledger(prior, len(self.shards))
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
@@ -172,7 +172,7 @@ class Run:
             model=self.model,
             posterior=self.ledger.posterior,
             prior=self.ledger.prior,
-            factors=tuple(self.ledger.factors),
+            factors=tuple(self.ledger.factor(site) for site in range(self.ledger.sites)),
             log_evidence=evidence,
             expected_log_probs=tuple(map(float, values)),
             hyper=self.current_hyper,
@@ -218,40 +218,47 @@ class Evidence:
 
     sites: int
     terms: dict[int, float] = field(default_factory=dict)
-    seen: dict[int, float] = field(default_factory=dict)
-    moved: float = 0.0
-    moved_at: dict[int, float] = field(default_factory=dict)
+    total: float = 0.0
     fresh: set[int] = field(default_factory=set)
+    moved: float = 0.0
+    moved_when_sent: dict[int, float] = field(default_factory=dict)
+    moved_when_seen: dict[int, float] = field(default_factory=dict)
+
+    def sent(self, sites: Sequence[int]) -> None:
+        self.moved_when_sent.update(dict.fromkeys(sites, self.moved))
 
     def report(self, updates: Sequence[Update]) -> None:
         """Before a fold: each site's term with the factor that it still has."""
         for update in updates:
-            self.terms[update.site] = update.expected_log_prob - update.expected_log_factor
-            self.seen[update.site] = self.moved_at[update.version]
+            self._set(update.site, update.expected_log_prob - update.expected_log_factor)
+            self.moved_when_seen[update.site] = self.moved_when_sent.pop(update.site)
             self.fresh.add(update.site)
+
+    def folded(self, updates: Sequence[Update], accepted: float, change: float) -> None:
+        """After a fold: the factors have changed, and the posterior has moved."""
+        for update in updates:
+            self._set(update.site, self.terms[update.site] - accepted * update.expected_log_change)
+        self.moved += change
+
+    def _set(self, site: int, term: float) -> None:
+        self.total += term - self.terms.get(site, 0.0)
+        self.terms[site] = term
 
     def estimate(self, log_partitions: float) -> float | None:
         """F(q), given A(q) - A(prior); None until every site has reported."""
-        return math.fsum(self.terms.values()) + log_partitions if len(self.terms) == self.sites else None
+        return self.total + log_partitions if len(self.terms) == self.sites else None
 
     def is_complete(self) -> bool:
         """Whether every site has reported since the last time that this was true."""
         if len(self.fresh) < self.sites:
             return False
         self.fresh.clear()
+        self.total = math.fsum(self.terms.values())
         return True
 
     @property
     def uncertainty(self) -> float:
-        return self.moved - min(self.seen.values(), default=self.moved)
-
-    def folded(self, updates: Sequence[Update], accepted: float, change: float, ledger: Ledger) -> None:
-        """After a fold: the factors have changed, and the posterior has moved."""
-        for update in updates:
-            self.terms[update.site] -= accepted * update.expected_log_change
-        self.moved += change
-        oldest = min(ledger.outstanding.values(), default=ledger.version)
-        self.moved_at = {version: moved for version, moved in self.moved_at.items() if version >= oldest}
+        return self.moved - min(self.moved_when_seen.values(), default=self.moved)
 
 
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
@@ -259,7 +266,7 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     ledger, schedule = run.ledger, run.schedule
     carrier = Carrier(run.engine, iter(()) if journal is None else journal.folds())
     damping = run.damping.begin(ledger.sites, schedule.parallel)
-    board = Board(ledger.sites, run.seed, 0, ledger.outstanding)
+    board = Board(ledger.sites, run.seed)
     tally, evidence, plan = Tally(), Evidence(ledger.sites), schedule.plan(board)
     arrived: list[Update] = []
     planned = True
@@ -267,10 +274,12 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
         chosen = next(plan, None) if planned else None
         planned = planned and chosen is not None
         if chosen:
-            tasks = [ledger.dispatch(site, run.current_hyper, _start(run)) for site in chosen]
+            start = run.start if ledger.version == 0 else None
+            tasks = [ledger.dispatch(site, run.current_hyper, start) for site in chosen]
             carrier.submit(tasks, tally.clock)
             tally.sent(tasks)
-            evidence.moved_at[ledger.version] = evidence.moved
+            evidence.sent(chosen)
+            board.sent(chosen)
         if not ledger.outstanding:
             continue
         while not arrived or (schedule.waits and len(arrived) < len(ledger.outstanding)):
@@ -330,20 +339,18 @@ def _folded(
     staleness = max(ledger.version - update.version for update in updates)
     tally.received(updates)
     evidence.report(updates)
-    free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
     complete = evidence.is_complete()
+    free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
     if complete and free_energy is not None:
         damping.observe(free_energy, evidence.uncertainty)
-    share = damping.share * ledger.fold(updates, damping.temper(updates))
+    share = damping.share * ledger.fold(updates, damping.temper)
     if run.learner is not None:
         run.learner.add(updates)
         if complete:
             _step_hyper(run.learner, ledger)
     change = _divergence(ledger.posterior, before)
-    evidence.folded(updates, share, change, ledger)
-    board.version = ledger.version
-    for update in updates:
-        board.last_change[update.site], board.last_visit[update.site] = change, ledger.version
+    evidence.folded(updates, share, change)
+    board.returned([update.site for update in updates], ledger.version, change)
     outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
     return Event(
         fold=tally.folds,
@@ -370,10 +377,6 @@ def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
     with precision(learner.model.dtype):
         prior = on_host(learner.model.prior(_arrays(learner.step(ledger.posterior), learner.model)))
     ledger.replace_prior(prior)
-
-
-def _start(run: Run) -> Family | None:
-    return run.start if run.ledger.version == 0 else None
 
 
 def _arrays(hyper: Hyper, model: AbstractModel) -> Hyper:

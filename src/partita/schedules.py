@@ -5,28 +5,39 @@ to ask. An empty list means: wait for somebody to come back.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from partita.errors import InputError
 
 
-@dataclass
 class Board:
     """What a schedule sees of a run, kept up to date by the loop."""
 
-    sites: int
-    seed: int = 0
-    version: int = 0
-    outstanding: dict[int, int] = field(default_factory=dict)
-    last_change: dict[int, float] = field(default_factory=dict)
-    last_visit: dict[int, int] = field(default_factory=dict)
+    def __init__(self, sites: int, seed: int = 0):
+        self.sites = sites
+        self.seed = seed
+        self.version = 0
+        self.outstanding: dict[int, int] = {}
+        # In the order in which they became idle.
+        self.idle: dict[int, None] = dict.fromkeys(range(sites))
+        self.last_change: dict[int, float] = {}
+        self.last_visit: dict[int, int] = {}
 
-    @property
-    def idle(self) -> list[int]:
-        return [site for site in range(self.sites) if site not in self.outstanding]
+    def sent(self, sites: Iterable[int]) -> None:
+        for site in sites:
+            del self.idle[site]
+            self.outstanding[site] = self.version
+
+    def returned(self, sites: Iterable[int], version: int, change: float) -> None:
+        self.version = version
+        for site in sites:
+            del self.outstanding[site]
+            self.idle[site] = None
+            self.last_change[site], self.last_visit[site] = change, version
 
     def random(self) -> np.random.Generator:
         return np.random.default_rng((self.seed, 0x5C4ED))
@@ -181,18 +192,18 @@ class Asynchronous(Schedule):
     def plan(self, board: Board) -> Iterator[list[int]]:
         asked = 0
         while asked < self.updates:
-            chosen = self._admitted(board)[: self.updates - asked]
+            chosen = list(islice(board.idle, min(self._room(board), self.updates - asked)))
             asked += len(chosen)
             yield chosen
 
-    def _admitted(self, board: Board) -> list[int]:
+    def _room(self, board: Board) -> int:
+        """How many more may be sent off; at least one, if nobody is working."""
         if self.max_staleness is None:
-            return board.idle
+            return board.sites
         oldest = min(board.outstanding.values(), default=board.version)
-        # All outstanding but the oldest may be folded before it, as may the new ones.
+        # All outstanding but the oldest may be folded before it, as may those sent off now.
         room = self.max_staleness - (board.version - oldest) - max(len(board.outstanding) - 1, 0)
-        longest_idle = sorted(board.idle, key=lambda site: board.last_visit.get(site, -1))
-        return longest_idle[: max(room, 1 if not board.outstanding else 0)]
+        return max(room, 0 if board.outstanding else 1)
 
     def total(self, sites: int) -> int:
         return self.updates

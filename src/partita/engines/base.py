@@ -15,7 +15,7 @@ from jax import Array
 from partita.expectations import Expectation
 from partita.families import Family, inner
 from partita.free_energy import LocalProblem
-from partita.ledger import Task, Update
+from partita.ledger import Task, Update, stacked
 from partita.models import AbstractModel, Hyper
 from partita.runtime import on_host, precision
 from partita.shards import Shard
@@ -79,7 +79,7 @@ class Worker:
 
     @cached_property
     def _stacks(self) -> dict[tuple, Shard]:
-        return {shape: _stack([self.job.shards[s] for s in sites]) for shape, sites in self._groups.items()}
+        return {shape: stacked([self.job.shards[s] for s in sites]) for shape, sites in self._groups.items()}
 
     def _stacked(self, shape: tuple, sites: Sequence[int]) -> Shard:
         stack = self._stacks[shape]
@@ -109,11 +109,11 @@ class Worker:
                 job.expectation,
                 job.learns_hyper,
                 first.posterior,
-                first.start,
+                first.begin,
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
                 np.asarray(first.version, np.uint32),
-                _stack([task.factor for task in tasks]),
+                stacked([task.factor for task in tasks]),
                 self._stacked(shape, [task.site for task in tasks]),
                 np.asarray([task.site for task in tasks], np.uint32),
             )
@@ -164,10 +164,6 @@ def _parts(tasks: list[Task], whole: int) -> list[list[Task]]:
     return parts
 
 
-def _stack(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
-
-
 def _array_hyper(hyper: Hyper, model: AbstractModel) -> Hyper:
     return {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
 
@@ -184,7 +180,7 @@ def _refine_sites(
     expectation: Expectation,
     learns_hyper: bool,
     posterior: Family,
-    start: Family | None,
+    begin: Family,
     hyper: Hyper,
     seed: Array,
     version: Array,
@@ -193,7 +189,6 @@ def _refine_sites(
     sites: Array,
 ) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
     """The part of the algorithm that a site runs, for a stack of sites."""
-    begin = posterior if start is None else start
     mean = begin.mean()
 
     def refine(args: tuple[Family, Shard, Array]) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:

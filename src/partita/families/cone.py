@@ -4,7 +4,8 @@ Every family says which affine functions of its natural parameters have to be po
 positive definite. Whether a density is proper, how much of a change it can take, and a common lower
 bound of several densities then need writing only once.
 
-These functions work on the host, in NumPy: they serve the ledger, not traced code.
+All but `is_inside` work on the host, in NumPy: they serve the ledger, not traced code. `admissible_share` takes
+stacks of densities too, with a leading axis.
 """
 
 from typing import NamedTuple
@@ -61,6 +62,8 @@ def _definite_share(start: np.ndarray, end: np.ndarray) -> float:
     change = end - start
     if _is_definite(start + change / REACH):
         return 1.0
+    if start.ndim > 2:
+        return min(_definite_share(a, b) for a, b in zip(start, end, strict=True))
     if not _is_definite(start):
         return 0.0
     lowest = scipy.linalg.eigh(change, start, eigvals_only=True, subset_by_index=[0, 0])[0]

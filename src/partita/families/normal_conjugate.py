@@ -21,9 +21,11 @@ from partita.runtime import as_array, in_own_precision, is_traced
 
 
 def _bordered(matrix: Array, border: Array, corner: Array) -> Array:
-    if is_traced((matrix, border, corner)):
-        return jnp.block([[matrix, border[:, None]], [border[None, :], jnp.reshape(corner, (1, 1))]])
-    return np.block([[matrix, border[:, None]], [border[None, :], np.reshape(corner, (1, 1))]])
+    """[[matrix, border], [borderᵀ, corner]], for one or a stack of them."""
+    xp = jnp if is_traced((matrix, border, corner)) else np
+    top = xp.concatenate([matrix, border[..., None]], axis=-1)
+    bottom = xp.concatenate([border, xp.asarray(corner)[..., None]], axis=-1)
+    return xp.concatenate([top, bottom[..., None, :]], axis=-2)
 
 
 def _log_det(cholesky: Array) -> Array:
@@ -76,7 +78,7 @@ class NormalGamma(Family):
 
     @property
     def shape(self) -> Array:
-        return self.log_coefficient + 1 - self.precision_times_location.size / 2
+        return self.log_coefficient + 1 - self.precision_times_location.shape[-1] / 2
 
     @property
     @in_own_precision

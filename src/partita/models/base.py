@@ -52,9 +52,10 @@ class AbstractModel(eqx.Module):
             raise ImproperDensity("a prior must be proper")
         return eqx.tree_at(lambda model: model.given_prior, self, prior, is_leaf=lambda leaf: leaf is None)
 
-    def initial(self, prior: Family) -> Family:
-        """Where the first refinements start: the prior, unless a model knows better."""
-        return prior
+    @property
+    def start(self) -> Family | None:
+        """A density from which the first refinements start, where the prior is a bad place."""
+        return None
 
     @property
     def dtype(self) -> np.dtype:
@@ -77,7 +78,7 @@ class Model(AbstractModel):
     given_prior: Family
     function: Callable[..., Array] = eqx.field(static=True)
     initial_hyper: tuple[tuple[str, float], ...] = eqx.field(static=True, default=())
-    start: Family | None = None
+    init: Family | None = None
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Model(AbstractModel):
         self.given_prior = prior
         self.function = log_prob
         self.initial_hyper = tuple(sorted((hyper or {}).items()))
-        self.start = init
+        self.init = init
 
     @property
     def hyper(self) -> Hyper:
@@ -105,8 +106,9 @@ class Model(AbstractModel):
     def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
         return self.function(params, data, hyper) if self.initial_hyper else self.function(params, data)
 
-    def initial(self, prior: Family) -> Family:
-        return prior if self.start is None else self.start
+    @property
+    def start(self) -> Family | None:
+        return self.init
 
     def shard(self, site: int, raw: Any) -> Shard:
         data, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
