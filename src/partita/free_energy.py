@@ -59,11 +59,6 @@ class LocalProblem(eqx.Module):
         return LocalProblem(self.model, self.expectation, self.cavity, shard, self.hyper)
 
 
-def global_free_energy(posterior: Family, prior: Family, expected_log_probs: Any) -> float:
-    """F(q) = Σ_m E_q[log p(y_m | θ)] - KL(q ‖ p), from one number per site."""
-    return float(sum(expected_log_probs) - posterior.kl(prior))
-
-
 def local_share(posterior: Family, factor: Family, expected_log_prob: float, scale: float = 0.0) -> float:
     """F_m(q*) = E_q[log p(y_m | θ) - log t_m(θ)], where log t_m = ⟨η_m, T(θ)⟩ + scale (Property 3).
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from partita.errors import ImproperDensity, InputError, MalformedUpdate, NotOutstanding
 from partita.families import Cone, Family
-from partita.families.cone import admissible_share, lower_bound, shifted
+from partita.families.cone import admissible_share, lower_bound, shifted, smallest
 from partita.models import Hyper
 
 
@@ -81,7 +81,7 @@ class Ledger:
     def __init__(self, prior: Family, sites: int):
         if sites < 1:
             raise InputError("shards: expected at least one site")
-        if not prior.is_proper():
+        if not smallest(prior.cone()) > 0:
             raise ImproperDensity("prior: must be proper")
         self.prior = prior
         self.posterior = prior

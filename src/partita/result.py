@@ -13,9 +13,8 @@ from partita._version import __version__
 from partita.errors import InputError, RunMismatch
 from partita.families import Family
 from partita.models import REGISTRY as MODELS
-from partita.models import AbstractModel, Hyper
+from partita.models import AbstractModel, Hyper, prior_of
 from partita.predictive import expected_response, predictive_std
-from partita.runtime import on_host, precision
 from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Row, plain
 
@@ -97,8 +96,7 @@ def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
-    with precision(model.dtype):
-        like = on_host(model.prior({n: np.asarray(v, model.dtype) for n, v in about["hyper"].items()}))
+    like = prior_of(model, about["hyper"])
     if type(like).__name__ != about["family"]:
         raise RunMismatch(f"{path}: holds a {about['family']}, the model has a {type(like).__name__}")
     prior = _family(arrays, "prior", like)

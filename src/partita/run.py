@@ -15,10 +15,9 @@ from partita.engines import Engine, InProcess, Job
 from partita.errors import InputError, RunMismatch
 from partita.expectations import Expectation, choose
 from partita.families import Family
-from partita.free_energy import global_free_energy
 from partita.hyper import HyperLearner, LearnHyper
 from partita.ledger import Ledger, Task, Update
-from partita.models import AbstractModel, Hyper
+from partita.models import AbstractModel, Hyper, prior_of
 from partita.result import Result
 from partita.runtime import on_host, precision
 from partita.schedules import Board, Schedule, Synchronous
@@ -122,9 +121,8 @@ class Run:
     seed: int
 
     def __post_init__(self) -> None:
-        with precision(self.model.dtype):
-            prior = on_host(self.model.prior(_arrays(self.model.hyper, self.model)))
-            self.start = None if self.model.start is None else on_host(self.model.start)
+        prior = prior_of(self.model, self.model.hyper)
+        self.start = None if self.model.start is None else on_host(self.model.start)
         self.expectation = choose(self.model, prior, self.expectation)
         self.ledger = Ledger(prior, len(self.shards))
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
@@ -167,7 +165,7 @@ class Run:
             values = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
         finally:
             self.engine.close()
-        evidence = global_free_energy(self.ledger.posterior, self.ledger.prior, values)
+        evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
             model=self.model,
             posterior=self.ledger.posterior,
@@ -374,13 +372,7 @@ def _folded(
 
 
 def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
-    with precision(learner.model.dtype):
-        prior = on_host(learner.model.prior(_arrays(learner.step(ledger.posterior), learner.model)))
-    ledger.replace_prior(prior)
-
-
-def _arrays(hyper: Hyper, model: AbstractModel) -> Hyper:
-    return {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
+    ledger.replace_prior(prior_of(learner.model, learner.step(ledger.posterior)))
 
 
 @eqx.filter_jit

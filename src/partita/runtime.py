@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -58,16 +59,17 @@ def as_array(value: Any) -> Any:
 def in_own_precision(method: Callable) -> Callable:
     """Let a method of a pytree compute in the precision of its own arrays.
 
-    Called from ordinary Python it returns NumPy arrays in that precision; inside a traced function it
-    changes nothing.
+    Called from ordinary Python it is compiled and returns NumPy arrays in that precision; inside a traced
+    function it changes nothing.
     """
+    compiled = eqx.filter_jit(method)
 
     @functools.wraps(method)
     def wrapped(self, *args, **kwargs):
         if is_traced((self, args, kwargs)):
             return method(self, *args, **kwargs)
         with precision(np.result_type(*jax.tree.leaves(self))):
-            return on_host(method(self, *args, **kwargs))
+            return on_host(compiled(self, *args, **kwargs))
 
     return wrapped
 

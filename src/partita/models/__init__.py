@@ -1,6 +1,6 @@
 """Models: prior × likelihood."""
 
-from partita.models.base import AbstractModel, Hyper, Model, Weighted
+from partita.models.base import AbstractModel, Hyper, Model, Weighted, prior_of
 from partita.models.linear import (
     LinearRegression,
     LogisticRegression,
@@ -28,4 +28,5 @@ __all__ = [
     "ProbitRegression",
     "SoftmaxRegression",
     "Weighted",
+    "prior_of",
 ]

@@ -11,6 +11,7 @@ from jax import Array
 
 from partita.errors import ImproperDensity, InputError, ShardError
 from partita.families import Family
+from partita.runtime import on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
@@ -135,3 +136,14 @@ def _kept_dtype(array: Any, dtype: np.dtype) -> np.dtype:
     """Floating data take the model's precision; integers and booleans stay."""
     own = np.asarray(array).dtype
     return dtype if np.issubdtype(own, np.floating) else own
+
+
+def prior_of(model: AbstractModel, hyper: Hyper) -> Family:
+    """p(θ | ε) as it is kept: NumPy arrays in the model's precision."""
+    with precision(model.dtype):
+        return on_host(_compiled_prior(model, {name: np.asarray(v, model.dtype) for name, v in hyper.items()}))
+
+
+@eqx.filter_jit
+def _compiled_prior(model: AbstractModel, hyper: Hyper) -> Family:
+    return model.prior(hyper)
