@@ -14,6 +14,9 @@ from partita.families import Family
 class Damping:
     """A policy: `begin` a run, `observe` its free energy, `temper` what sites propose."""
 
+    # The share of the latest proposals that was asked for.
+    share: float
+
     @abstractmethod
     def begin(self, sites: int, parallel: bool) -> "Damping":
         """A fresh policy for a run with that many sites, several of them working at once or not."""
@@ -21,14 +24,12 @@ class Damping:
     def observe(self, free_energy: float, uncertainty: float) -> None:
         """An estimate of the free energy, whenever every site has reported again, and how far off it may be."""
 
-    @property
     @abstractmethod
-    def share(self) -> float:
-        """The share that is asked for now."""
-
     def temper(self, changes: Family) -> Family:
         """What is to be applied of proposed changes, stacked with one row per site."""
-        return changes**self.share
+
+    def settle(self, accepted: float) -> None:
+        """How much of what `temper` gave the ledger accepted."""
 
 
 @dataclass
@@ -45,37 +46,66 @@ class Fixed(Damping):
         return Fixed(1 / sites if self.value is None else self.value)
 
     @property
-    def share(self) -> float:
+    def share(self) -> float:  # type: ignore[override]
         return 1.0 if self.value is None else self.value
 
+    def temper(self, changes: Family) -> Family:
+        return changes**self.share
 
-@dataclass
+
+@dataclass(frozen=True)
 class Auto(Damping):
     """Starts at 1/M where sites work at once and at 1 where they take turns.
 
-    Grows while the estimated free energy improves and shrinks when it falls.
+    Grows while the estimated free energy improves, and shrinks when it falls. Where the fall is certain, because all
+    sites have evaluated one posterior, the step that caused it is taken back to the new share first: synchronous runs
+    then improve from round to round.
     """
 
     grow: float = 1.5
+    regrow: float = 1.25
     shrink: float = 0.5
-    smallest: float = 1e-3
-    current: float = 1.0
-    last: float | None = None
 
-    def begin(self, sites: int, parallel: bool) -> "Auto":
-        floor = min(self.smallest, 1 / sites)
-        return Auto(self.grow, self.shrink, floor, 1 / sites if parallel else 1.0)
+    def begin(self, sites: int, parallel: bool) -> "Damping":
+        return _AutoRun(self, 1 / sites if parallel else 1.0, min(1e-3, 0.1 / sites))
+
+
+@dataclass
+class _AutoRun(Damping):
+    settings: Auto
+    current: float
+    smallest: float
+    share: float = 0.0
+    best: float | None = None
+    has_fallen: bool = False
+    taking_back: bool = False
+    applied: Family | None = None
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
-        if self.last is not None:
-            fell = free_energy < self.last - uncertainty - 1e-10 * abs(self.last)
-            factor = self.shrink if fell else self.grow
-            self.current = min(1.0, max(self.smallest, self.current * factor))
-        self.last = free_energy
+        if self.best is not None and free_energy < self.best - uncertainty - 1e-10 * abs(self.best):
+            self.current = max(self.smallest, self.current * self.settings.shrink)
+            self.has_fallen = True
+            self.taking_back = uncertainty == 0 and self.applied is not None
+            if self.taking_back:
+                return
+        elif self.best is not None:
+            factor = self.settings.regrow if self.has_fallen else self.settings.grow
+            self.current = min(1.0, self.current * factor)
+        self.best = free_energy
 
-    @property
-    def share(self) -> float:
-        return self.current
+    def temper(self, changes: Family) -> Family:
+        if self.taking_back and self.applied is not None:
+            self.taking_back, self.share = False, 0.0
+            back = self.applied ** (self.settings.shrink - 1)
+            self.applied = self.applied**self.settings.shrink
+            return back
+        self.share = self.current
+        self.applied = changes**self.current
+        return self.applied
+
+    def settle(self, accepted: float) -> None:
+        if self.share > 0 and self.applied is not None:
+            self.applied = self.applied**accepted
 
 
 def as_damping(value: "float | str | Damping") -> Damping:

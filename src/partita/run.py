@@ -341,7 +341,9 @@ def _folded(
     free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
     if complete and free_energy is not None:
         damping.observe(free_energy, evidence.uncertainty)
-    share = damping.share * ledger.fold(updates, damping.temper)
+    accepted = ledger.fold(updates, damping.temper)
+    damping.settle(accepted)
+    share = damping.share * accepted
     if run.learner is not None:
         run.learner.add(updates)
         if complete:

@@ -55,18 +55,6 @@ class Solver(eqx.Module):
         """The refined posterior; `SolverInfo.expected_log_prob` is E_q[log p] where it started."""
 
 
-def largest_step(start: Family, change: Family, halvings: int = 40) -> tuple[Array, Array]:
-    """The largest of 1, ½, ¼, … for which start × change^share is proper, and whether there was one."""
-
-    def improper(state):
-        share, number = state
-        return ~(start * change**share).is_proper() & (number < halvings)
-
-    first = (jnp.ones((), start.dtype), jnp.zeros((), jnp.int32))
-    share, number = jax.lax.while_loop(improper, lambda s: (0.5 * s[0], s[1] + 1), first)
-    return share, number < halvings
-
-
 def relative_change(new: Family, old: Family) -> Array:
     """The largest change of a natural parameter, relative to its own array's size."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)

@@ -1,5 +1,7 @@
 """Fixed-point iteration of the local free energy: natural gradients, mirror descent, analytic updates."""
 
+from typing import Literal, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -7,54 +9,105 @@ from jax import Array
 from partita.errors import InputError
 from partita.families import Family
 from partita.free_energy import LocalProblem
-from partita.solvers.base import Outcome, Solver, SolverInfo, largest_step, relative_change
+from partita.solvers.base import Outcome, Solver, SolverInfo, relative_change
+
+HALVINGS = 40
+# A free energy is not known better than this, relative to its size.
+ROUNDING = 1e-11
+
+
+class _State(NamedTuple):
+    number: Array
+    posterior: Family
+    factor: Family
+    step_size: Array
+    first_value: Array
+    outcome: Array
 
 
 class FixedPoint(Solver):
     """η_m ← (1 - ρ) η_m + ρ d/dμ E_q[log p(y_m | θ)] (Eq. 8 of the paper), `steps` times.
 
     With `step_size` ρ = 1 and a conjugate model one step is the analytic update; with ρ < 1 a step is natural
-    gradient ascent, which is mirror descent. `batch_size` estimates the expectation from that many random
-    rows. A step that would make the posterior improper is halved until it does not.
+    gradient ascent, which is mirror descent. "auto" starts from ρ = 1 and halves it while the local free energy
+    would fall, which only happens where a whole step overshoots; a number is used as it is, and halved only
+    while the posterior would become improper. `batch_size` estimates the expectation from that many random rows.
     """
 
     steps: int = 1
-    step_size: float = 1.0
+    step_size: float | Literal["auto"] = "auto"
     batch_size: int | None = None
     tolerance: float = 0.0
 
     def __check_init__(self) -> None:
-        if self.steps < 1 or not 0 < self.step_size <= 1:
-            raise InputError("FixedPoint: expected steps of at least 1 and a step_size in (0, 1]")
+        if self.steps < 1:
+            raise InputError(f"FixedPoint: steps: expected at least 1, got {self.steps}")
+        if self.step_size != "auto" and not (isinstance(self.step_size, int | float) and 0 < self.step_size <= 1):
+            raise InputError(f'FixedPoint: step_size: expected "auto" or a number in (0, 1], got {self.step_size!r}')
         if self.batch_size is not None and self.batch_size < 1:
-            raise InputError("FixedPoint: batch_size must be at least 1")
+            raise InputError(f"FixedPoint: batch_size: expected at least 1, got {self.batch_size}")
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
-        def step(number: Array, q: Family, t: Family) -> tuple[Family, Family, Array, Array]:
-            batch_key, sample_key = jax.random.split(jax.random.fold_in(key, number))
-            value, message = problem.batch(batch_key, self.batch_size).message(q, sample_key)
-            anchor = problem.cavity * t
-            change = (message / t) ** self.step_size
-            share, possible = largest_step(anchor, change)
-            finite = jnp.isfinite(value) & jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(change)]))
-            usable = finite & possible
-            moved = jax.tree.map(lambda a, b: jnp.where(usable, a, b), t * change**share, t)
-            outcome = jnp.where(finite, jnp.where(possible, Outcome.STEPS_DONE, Outcome.HELD_BACK), Outcome.NOT_FINITE)
-            return problem.cavity * moved, moved, value, outcome
+        def again(state: _State) -> Array:
+            return (state.number < self.steps) & (state.outcome == Outcome.STEPS_DONE)
 
-        def again(state) -> Array:
-            number, _, _, _, outcome = state
-            return (number < self.steps) & (outcome == Outcome.STEPS_DONE)
+        largest = 1.0 if self.step_size == "auto" else self.step_size
+        start = _State(
+            jnp.asarray(0),
+            posterior,
+            factor,
+            jnp.asarray(largest, posterior.dtype),
+            jnp.zeros((), posterior.dtype),
+            jnp.asarray(Outcome.STEPS_DONE),
+        )
+        end = jax.lax.while_loop(again, lambda state: self._step(problem, state, key), start)
+        return end.posterior, SolverInfo(end.first_value, end.number, end.outcome)
 
-        def body(state):
-            number, q, t, first, _ = state
-            q, moved, value, outcome = step(number, q, t)
-            settled = relative_change(moved, t) <= self.tolerance
-            outcome = jnp.where((outcome == Outcome.STEPS_DONE) & settled, Outcome.CONVERGED, outcome)
-            return number + 1, q, moved, jnp.where(number == 0, value, first), outcome
+    def _step(self, problem: LocalProblem, state: _State, key: Array) -> _State:
+        batch_key, sample_key = jax.random.split(jax.random.fold_in(key, state.number))
+        local = problem.batch(batch_key, self.batch_size)
+        value, message = local.message(state.posterior, sample_key)
+        change = message / state.factor
+        step_size, possible = self._largest(local, state, change, value, sample_key)
+        finite = jnp.isfinite(value) & jnp.all(
+            jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(change)])
+        )
+        candidate = state.factor * change**step_size
+        moved = jax.tree.map(lambda a, b: jnp.where(finite & possible, a, b), candidate, state.factor)
+        settled = relative_change(moved, state.factor) <= self.tolerance
+        outcome = jnp.where(
+            finite,
+            jnp.where(possible, jnp.where(settled, Outcome.CONVERGED, Outcome.STEPS_DONE), Outcome.HELD_BACK),
+            Outcome.NOT_FINITE,
+        )
+        return _State(
+            state.number + 1,
+            problem.cavity * moved,
+            moved,
+            jnp.minimum(1.0, 2 * step_size) if self.step_size == "auto" else state.step_size,
+            jnp.where(state.number == 0, value, state.first_value),
+            outcome,
+        )
 
-        start = (jnp.asarray(0), posterior, factor, jnp.zeros((), posterior.dtype), jnp.asarray(Outcome.STEPS_DONE))
-        steps, refined, _, value, outcome = jax.lax.while_loop(again, body, start)
-        return refined, SolverInfo(value, steps, outcome)
+    def _largest(
+        self, local: LocalProblem, state: _State, change: Family, value: Array, key: Array
+    ) -> tuple[Array, Array]:
+        """The first of ρ, ρ/2, ρ/4, … that will do, and whether there was one."""
+        anchor = local.cavity * state.factor
+        now = value - state.posterior.kl(local.cavity)
+        target = now - ROUNDING * (1 + jnp.abs(now))
+
+        def will_do(step_size: Array) -> Array:
+            moved = anchor * change**step_size
+            return local.free_energy(moved, key) >= target if self.step_size == "auto" else moved.is_proper()
+
+        def too_large(carry: tuple[Array, Array]) -> Array:
+            return ~will_do(carry[0]) & (carry[1] < HALVINGS)
+
+        def halved(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            return 0.5 * carry[0], carry[1] + 1
+
+        step_size, halvings = jax.lax.while_loop(too_large, halved, (state.step_size, jnp.zeros((), jnp.int32)))
+        return step_size, halvings < HALVINGS
