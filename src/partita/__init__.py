@@ -7,24 +7,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from partita._version import __version__
-from partita.runtime import cap_blas_threads
+from partita.threads import cap_blas_threads
 
 cap_blas_threads()
 
 if TYPE_CHECKING:
-    from partita import datasets, engines, errors, expectations, families, models, report, schedules, solvers
+    from partita import datasets, engines, errors, expectations, families, metrics, models, report, schedules, solvers
     from partita.errors import PartitaError
     from partita.hyper import LearnHyper
     from partita.models import Model
     from partita.result import Result, load
-    from partita.run import fit
+    from partita.run import evidence, fit
 
-_MODULES = ("datasets", "engines", "errors", "expectations", "families", "models", "report", "schedules", "solvers")
+_MODULES = ("datasets", "engines", "errors", "expectations", "families", "metrics", "models", "report", "schedules", "solvers")
 _NAMES = {
     "LearnHyper": "partita.hyper",
     "Model": "partita.models",
     "PartitaError": "partita.errors",
     "Result": "partita.result",
+    "evidence": "partita.run",
     "fit": "partita.run",
     "load": "partita.result",
 }
@@ -38,10 +39,12 @@ __all__ = [
     "datasets",
     "engines",
     "errors",
+    "evidence",
     "expectations",
     "families",
     "fit",
     "load",
+    "metrics",
     "models",
     "report",
     "schedules",

@@ -16,7 +16,7 @@ import numpy as np
 
 from partita.errors import ImproperDensity, InputError, MalformedUpdate, NotOutstanding
 from partita.families import Cone, Family
-from partita.families.cone import admissible_share, lower_bound, shifted, smallest
+from partita.families.cone import admissible_share, is_surely_inside, lower_bound, shifted
 from partita.models import Hyper
 
 
@@ -81,7 +81,7 @@ class Ledger:
     def __init__(self, prior: Family, sites: int):
         if sites < 1:
             raise InputError("shards: expected at least one site")
-        if not smallest(prior.cone()) > 0:
+        if not is_surely_inside(prior.cone()):
             raise ImproperDensity("prior: must be proper")
         self.prior = prior
         self.posterior = prior
@@ -158,16 +158,29 @@ class Ledger:
         others = len(sites) < self.sites
         if others:
             share = min(share, self._others_share(sites, start, end))
-        moved = self.posterior * total**share
+        share, moved, factors = self._verified(sites, changes, total, share)
         weakest = shifted(self._bound(), start, moved.cone()) if others else None
         self.posterior = moved
-        if changes is not None:
-            for kept, change in zip(jax.tree.leaves(self._factors), jax.tree.leaves(changes**share), strict=True):
-                kept[sites] += change
+        for kept, new in zip(jax.tree.leaves(self._factors), jax.tree.leaves(factors), strict=True):
+            kept[sites] = new
         if weakest is not None:
             weakest = reduce(lower_bound, (self.cavity(site).cone() for site in sites), weakest)
         self._weakest = weakest
         return share
+
+    def _verified(
+        self, sites: list[int], changes: Family | None, total: Family, share: float
+    ) -> tuple[float, Family, Family]:
+        """The new posterior and factors as they come out after rounding; less is taken until they are proper."""
+        old = jax.tree.map(lambda a: a[sites], self._factors)
+        while share > np.finfo(float).eps:
+            moved = self.posterior * total**share
+            factors = old if changes is None else old * changes**share
+            cavities = jax.tree.map(lambda q, t: q - t, moved, factors)
+            if is_surely_inside(moved.cone()) and is_surely_inside(cavities.cone()):
+                return share, moved, factors
+            share /= 2
+        return 0.0, self.posterior, old
 
     def _own_share(self, sites: list[int], changes: Family, total: Family) -> float:
         """For the cavities of the sites that changed: each moves by what the others of them changed."""

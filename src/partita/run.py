@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from partita.damping import Damping, as_damping
-from partita.engines import Engine, InProcess, Job
+from partita.engines import Engine, InProcess, Job, Worker
 from partita.errors import InputError, RunMismatch
 from partita.expectations import Expectation, choose
 from partita.families import Family
@@ -87,6 +87,24 @@ def fit(
     finally:
         if journal is not None:
             journal.close()
+
+
+def evidence(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    posterior: Family,
+    *,
+    expectation: Expectation | None = None,
+    hyper: Hyper | None = None,
+    seed: int = 0,
+) -> float:
+    """The global free energy of any posterior: a lower bound of log p(y), and equal to it where q is exact."""
+    hyper = dict(model.hyper) if hyper is None else hyper
+    prior = prior_of(model, hyper)
+    checked = check_shards(model, shards)
+    chosen = choose(model, prior, expectation)
+    worker = Worker(Job(model, FixedPoint(), chosen, checked, check_seed(seed), False, True))
+    return math.fsum(worker.evaluate(posterior, hyper)) - _divergence(posterior, prior)
 
 
 def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:

@@ -1,8 +1,7 @@
-"""What the process needs before any mathematics: threads, precision, compilation cache."""
+"""How JAX is used: precision without a global flag, arrays on the host, the compilation cache."""
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -11,25 +10,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-
-
-def cap_blas_threads() -> None:
-    """Keep SciPy's BLAS to one thread.
-
-    JAX's linear algebra on the CPU calls SciPy's OpenBLAS from XLA's own threads; two pools on the same
-    cores slow a loop of small factorisations down a hundredfold. NumPy's own BLAS is left alone if NumPy
-    is already loaded.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if "scipy" in sys.modules and "OPENBLAS_NUM_THREADS" in os.environ:
-        import scipy.linalg
-        from threadpoolctl import ThreadpoolController
-
-        controller = ThreadpoolController()
-        ours = [library.filepath for library in controller.lib_controllers if "scipy" in library.filepath]
-        if ours:
-            del scipy.linalg
-            controller.select(filepath=ours).limit(limits=int(os.environ["OPENBLAS_NUM_THREADS"]))
 
 
 def precision(dtype: Any) -> AbstractContextManager:

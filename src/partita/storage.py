@@ -48,7 +48,7 @@ class Journal:
         self.path = self.folder / "journal.sqlite"
         self._like = like
         if self.path.exists() and not resume:
-            raise RunMismatch(f"{self.folder} holds a run already: pass resume=True, or choose another folder")
+            raise RunMismatch(f"{self.folder} holds a run already: resume it (resume=True, --resume), or choose another folder")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.folder / "lock")

@@ -86,6 +86,12 @@ class JsonLines:
     stream: TextIO
     extra: Row = field(default_factory=dict)
 
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.flush()
+
     def __call__(self, event: Event) -> None:
         self.stream.write(to_json({"event": "fold", **self.extra, **event.row()}) + "\n")
         self.stream.flush()

@@ -1,6 +1,8 @@
 """Data that need no download, and ways to spread data over sites."""
 
+import csv
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +26,27 @@ def load(name: str) -> tuple[np.ndarray, np.ndarray]:
     if name not in loaders:
         raise InputError(f"data set {name!r} is not known: use one of {', '.join(NAMES)}")
     return loaders[name](return_X_y=True)
+
+
+def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
+    """A CSV file of numbers with a header, as (X, y) where y is the column `target`."""
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            header, *rows = [row for row in csv.reader(stream) if row]
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file with a header ({error})") from None
+    if target not in header:
+        raise InputError(f"{path}: no column {target!r}; it has {', '.join(header)}")
+    table = np.empty((len(rows), len(header)))
+    for number, row in enumerate(rows):
+        try:
+            table[number] = [float(cell) for cell in row]
+        except ValueError as error:
+            raise InputError(f"{path}:{number + 2}: expected {len(header)} numbers ({error})") from None
+    column = header.index(target)
+    return np.delete(table, column, axis=1), table[:, column]
 
 
 def standardised(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:

@@ -4,8 +4,8 @@ Every family says which affine functions of its natural parameters have to be po
 positive definite. Whether a density is proper, how much of a change it can take, and a common lower
 bound of several densities then need writing only once.
 
-All but `is_inside` work on the host, in NumPy: they serve the ledger, not traced code. `admissible_share` takes
-stacks of densities too, with a leading axis.
+All but `is_inside` work on the host, in NumPy: they serve the ledger, not traced code. `admissible_share` and
+`is_surely_inside` take stacks of densities too, with a leading axis.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from jax import Array
 
 # A change may use up at most this share of the way to the boundary: a posterior that is barely proper
 # is of no more use than an improper one.
-REACH = 0.9
+REACH = 0.99
 
 
 class Cone(NamedTuple):
@@ -34,11 +34,9 @@ def is_inside(cone: Cone) -> Array:
     return jnp.all(jnp.stack(checks)) if checks else jnp.asarray(True)
 
 
-def smallest(cone: Cone) -> float:
-    """The smallest coordinate or eigenvalue, for messages."""
-    values = [float(np.min(values)) for values in cone.positive if np.size(values)]
-    values += [float(np.linalg.eigvalsh(matrix)[0]) for matrix in cone.definite]
-    return min(values, default=np.inf)
+def is_surely_inside(cone: Cone) -> bool:
+    """The same on the host, for one density or a stack."""
+    return all(np.all(values > 0) for values in cone.positive) and all(map(_is_definite, cone.definite))
 
 
 def admissible_share(start: Cone, end: Cone) -> float:
@@ -72,10 +70,9 @@ def _definite_share(start: np.ndarray, end: np.ndarray) -> float:
 
 def _is_definite(matrix: np.ndarray) -> bool:
     try:
-        np.linalg.cholesky(matrix)
+        return bool(np.all(np.isfinite(np.linalg.cholesky(matrix))))
     except np.linalg.LinAlgError:
         return False
-    return True
 
 
 def lower_bound(first: Cone, second: Cone) -> Cone:

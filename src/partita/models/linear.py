@@ -13,6 +13,7 @@ from jax.scipy.special import gammaln, log_ndtr, ndtr
 from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField, NormalGamma
 from partita.families.gaussian import LOG_2PI
+from partita.metrics import classification, regression
 from partita.models.base import AbstractModel, Hyper
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
@@ -117,6 +118,10 @@ class LinearPredictor(AbstractModel):
     def predict(self, response: np.ndarray) -> np.ndarray:
         """A decision from the expected response."""
         return response
+
+    def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """How good expected responses are, against observed targets."""
+        return classification(response, y) if response.ndim == 2 else regression(response, y)
 
 
 class Classifier(LinearPredictor):

@@ -1,0 +1,197 @@
+"""The command line: a thin layer over the library."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+# XLA reports every program that it takes from its cache, on standard error.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import typer
+
+from partita._version import __version__
+
+app = typer.Typer(
+    name="partita",
+    help="Partitioned variational inference: one posterior from data in many places, or over time.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, the last a summary.")]
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"partita {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Partitioned variational inference."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for report.html.")] = Path(),
+    seed: Annotated[int, typer.Option(help="Of the split and of all randomness.")] = 0,
+    json: Json = False,
+) -> None:
+    """Fit digits spread over ten sites, six ways, and write report.html."""
+    from partita.demo import report, run_demo
+    from partita.report import write_report
+    from partita.runtime import cache_compilation
+    from partita.telemetry import JsonLines, Progress, to_json
+
+    cache_compilation()
+
+    @contextmanager
+    def watch(method: Any) -> Iterator[tuple]:
+        if json:
+            yield (JsonLines(sys.stdout, {"method": method.name}),)
+        else:
+            with Progress(method.name) as progress:
+                yield (progress,)
+
+    outcomes, digits = run_demo(seed, watch)
+    page = write_report(out / "report.html", report(outcomes, digits))
+    rows = [outcome.row for outcome in outcomes]
+    if json:
+        typer.echo(to_json({"event": "summary", "rows": rows, "report": str(page)}))
+    else:
+        print_table("Digits over ten sites: test set of 359", rows)
+        typer.echo(f"curves: {page}")
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Take precedence over the file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
+    resume: Annotated[bool, typer.Option(help="Carry on with the run in that folder.")] = False,
+    json: Json = False,
+) -> None:
+    """Fit the model that a file describes, keep the run in a folder, and write its report."""
+    from partita.config import build_model, load_data, read_config
+    from partita.datasets import split
+    from partita.predictive import expected_response
+    from partita.run import fit
+    from partita.runtime import cache_compilation
+    from partita.telemetry import Every, JsonLines, Progress
+
+    cache_compilation()
+    wanted = read_config(config, settings or ())
+    (X, y), test = load_data(wanted, config.parent)
+    model: Any = build_model(wanted, X, y)
+    parts = wanted.partition
+    shards = split((X, y), parts.sites, parts.how, concentration=parts.concentration, seed=wanted.seed)  # type: ignore[arg-type]
+    folder = out or Path("runs") / config.stem
+
+    def metrics(posterior: Any) -> dict[str, float]:
+        return model.score(expected_response(model, posterior, test[0]), test[1])
+
+    every = Every(metrics, folds=1 if wanted.schedule.waits and wanted.schedule.parallel else parts.sites)
+    resuming = f"partita run {config} --out {folder} --resume"
+    with suppress_interrupt(resuming), JsonLines(sys.stdout) if json else Progress(config.stem) as progress:
+        result = fit(
+            model,
+            shards,
+            solver=wanted.solver,
+            schedule=wanted.schedule,
+            damping=wanted.damping,
+            hyper=wanted.hyper,
+            seed=wanted.seed,
+            run_dir=folder,
+            resume=resume,
+            callbacks=(every, progress),
+        )
+    result.save(folder / "result.safetensors")
+    finish(folder, metrics(result.posterior), json)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, finished or not.")],
+    json: Json = False,
+) -> None:
+    """Write DIR/report.html from what DIR holds."""
+    finish(folder, {}, json)
+
+
+def finish(folder: Path, measured: dict[str, float], json: bool) -> None:
+    """The page of one run, and its summary."""
+    from partita.report import Curve, Report, write_report
+    from partita.result import load
+    from partita.storage import read_history
+    from partita.telemetry import to_json
+
+    history = read_history(folder)
+    saved = folder / "result.safetensors"
+    last = history[-1] if history else {}
+    kept = ("error", "nll", "ece", "rmse", "smse")
+    row = {
+        "run": folder.name,
+        **({name: last[name] for name in kept if name in last} | measured),
+        "rounds": last.get("round"),
+        "messages": last.get("messages"),
+        "bytes": last.get("bytes"),
+        "seconds": last.get("seconds"),
+        "log evidence": load(saved).log_evidence if saved.exists() else None,
+    }
+    words = "Finished." if saved.exists() else "Not finished: the table shows the latest update."
+    page = write_report(folder / "report.html", Report(f"Run {folder.name}", words, [row], [Curve(folder.name, history)]))
+    if json:
+        typer.echo(to_json({"event": "summary", **row, "report": str(page)}))
+    else:
+        print_table(words, [row])
+        typer.echo(f"curves: {page}")
+
+
+def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from partita.report.page import shown
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for number, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(shown(value, name) for name, value in row.items()))
+    Console().print(table)
+
+
+@contextmanager
+def suppress_interrupt(resuming: str) -> Iterator[None]:
+    """Ctrl-C ends a run in good order: everything acknowledged is on disk."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\nstopped; every finished update is kept. Go on with: {resuming}", err=True)
+        raise typer.Exit(130) from None
+
+
+def main() -> None:
+    """Errors that were foreseen are one line and exit code 2."""
+    from partita.errors import PartitaError
+
+    try:
+        app()
+    except PartitaError as error:
+        typer.echo(f"partita: {error}", err=True)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        with suppress(OSError):
+            sys.stdout.close()
+        raise SystemExit(141) from None

@@ -1,0 +1,224 @@
+"""`partita run CONFIG.toml`: a run described in a file, checked key by key."""
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita import datasets
+from partita.errors import ConfigError, InputError
+from partita.hyper import LearnHyper
+from partita.models import REGISTRY as MODELS
+from partita.models import AbstractModel
+from partita.schedules import REGISTRY as SCHEDULES
+from partita.schedules import Schedule
+from partita.solvers import REGISTRY as SOLVERS
+from partita.solvers import Solver
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """A data set by name, or a CSV file with a header and the column to predict."""
+
+    name: str | None = None
+    path: str | None = None
+    target: str | None = None
+    test_share: float = 0.2
+    standardise: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """How rows are spread over sites."""
+
+    sites: int = 10
+    how: str = "iid"
+    concentration: float = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    data: Data
+    partition: Partition
+    model: tuple[str, dict[str, Any]]
+    solver: Solver
+    schedule: Schedule
+    damping: float | str = "auto"
+    hyper: LearnHyper | None = None
+    seed: int = 0
+
+
+SECTIONS = ("data", "partition", "model", "solver", "schedule", "hyper")
+# Settings of models that follow from the data, or that a file cannot hold.
+DERIVED = ("features", "classes", "given_prior")
+
+
+def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
+    """From a TOML file and `section.key=value` settings that take precedence."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigError(f"{path}: {reason}") from None
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    for setting in settings:
+        _apply_setting(tables, setting)
+    return Reader(path, text, set(settings)).config(tables)
+
+
+def _apply_setting(tables: dict[str, Any], setting: str) -> None:
+    name, equals, value = setting.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys) or len(keys) > 2:
+        raise ConfigError(f"--set {setting}: expected section.key=value, for example schedule.rounds=20")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    table = tables if len(keys) == 1 else tables.setdefault(keys[0], {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"--set {setting}: {keys[0]} is not a section")
+    table[keys[-1]] = parsed
+
+
+class Reader:
+    """Turns tables into settings; every complaint names the file, the line and the key."""
+
+    def __init__(self, path: Path, text: str, settings: set[str]):
+        self.path, self.lines, self.settings = path, text.splitlines(), settings
+
+    def config(self, tables: dict[str, Any]) -> Config:
+        plain = ("damping", "seed")
+        self._known("", tables, (*SECTIONS, *plain))
+        for name in SECTIONS:
+            if not isinstance(tables.get(name, {}), dict):
+                raise self._error("", name, f"expected a section [{name}]")
+        if "data" not in tables:
+            raise ConfigError(f"{self.path}: [data] is missing: give a name ({', '.join(datasets.NAMES)}) or a path")
+        return Config(
+            data=self._build("data", Data, tables["data"]),
+            partition=self._build("partition", Partition, tables.get("partition", {})),
+            model=self._model(tables.get("model", {})),
+            solver=self._named("solver", SOLVERS, tables.get("solver", {}), "fixed-point"),
+            schedule=self._named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous"),
+            hyper=self._hyper(tables.get("hyper")),
+            **{name: self._typed("", name, tables[name], int if name == "seed" else None) for name in plain if name in tables},
+        )
+
+    def _model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        name = self._name("model", MODELS, table, None)
+        rest = {key: value for key, value in table.items() if key != "name"}
+        known = [field.name for field in dataclasses.fields(MODELS[name]) if field.name not in DERIVED]
+        self._known("model", rest, known)
+        return name, rest
+
+    def _hyper(self, table: dict[str, Any] | None) -> LearnHyper | None:
+        if table is None:
+            return None
+        if "names" in table:
+            table = {**table, "names": tuple(table["names"])}
+        return self._build("hyper", LearnHyper, table)
+
+    def _named(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str) -> Any:
+        name = self._name(section, registry, table, default)
+        return self._build(section, registry[name], {key: value for key, value in table.items() if key != "name"})
+
+    def _name(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str | None) -> str:
+        name = table.get("name", default)
+        if name not in registry:
+            given = "is missing" if name is None else f"{name!r} is not known"
+            raise self._error(section, "name", f"{given}: use one of {', '.join(registry)}{_meant(name, registry)}")
+        return name
+
+    def _build(self, section: str, kind: type, table: dict[str, Any]) -> Any:
+        fields = {field.name: field for field in dataclasses.fields(kind)}
+        self._known(section, table, list(fields))
+        for key, value in table.items():
+            self._typed(section, key, value, fields[key].type)
+        try:
+            return kind(**table)
+        except InputError as error:
+            raise ConfigError(f"{self.path}: [{section}] {error}") from None
+
+    def _typed(self, section: str, key: str, value: Any, kind: Any) -> Any:
+        """Reject values of an obviously wrong type; the classes themselves check ranges."""
+        options = {"int": int, "float": int | float, "bool": bool, "str": str}
+        text = getattr(kind, "__name__", str(kind)) if isinstance(kind, type) else str(kind)
+        allowed = [options[name] for name in re.findall(r"\b(int|float|bool|str)\b", text)]
+        fits = any(isinstance(value, a) and isinstance(value, bool) == (a is bool) for a in allowed)
+        if allowed and not fits and "Literal" not in text:
+            raise self._error(section, key, f"expected {text}, got {value!r}")
+        return value
+
+    def _known(self, section: str, table: dict[str, Any], known: Sequence[str]) -> None:
+        for key in table:
+            if key not in known:
+                hint = _meant(key, known) or f": known are {', '.join(known)}"
+                raise self._error(section, key, f"is not a known key{hint}")
+
+    def _error(self, section: str, key: str, problem: str) -> ConfigError:
+        name = f"[{section}] {key}" if section else key
+        line = self._line(section, key)
+        return ConfigError(f"{self.path}{f':{line}' if line else ''}: {name} {problem}")
+
+    def _line(self, section: str, key: str) -> int | None:
+        current = ""
+        for number, line in enumerate(self.lines, 1):
+            if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+                current = header[1].strip()
+                if not section and current == key:
+                    return number
+            elif current == section and re.match(rf"\s*{re.escape(key)}\s*=", line):
+                return number
+        return None
+
+
+def _meant(name: Any, known: Any) -> str:
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def load_data(config: Config, folder: Path) -> tuple[tuple, tuple]:
+    """The training and the test part, standardised by the training part."""
+    X, y = _read(config.data, folder)
+    train, test = datasets.train_test((X, y), config.data.test_share, config.seed)
+    if config.data.standardise:
+        test = (datasets.standardised(test[0], train[0]), test[1])
+        train = (datasets.standardised(train[0]), train[1])
+    return train, test
+
+
+def _read(data: Data, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    if (data.name is None) == (data.path is None):
+        raise ConfigError("[data]: give either a name or a path")
+    if not 0 < data.test_share < 1:
+        raise ConfigError(f"[data] test_share: expected a number between 0 and 1, got {data.test_share}")
+    if data.name is not None:
+        return datasets.load(data.name)
+    if data.target is None:
+        raise ConfigError("[data] target: name the column to predict")
+    return datasets.read_csv(folder / str(data.path), data.target)
+
+
+def build_model(config: Config, X: np.ndarray, y: np.ndarray) -> AbstractModel:
+    """The model, with what follows from the data filled in."""
+    name, settings = config.model
+    kind: Any = MODELS[name]
+    derived: dict[str, Any] = {"features": X.shape[1]}
+    if "classes" in {field.name for field in dataclasses.fields(kind)}:
+        derived["classes"] = int(y.max()) + 1
+    try:
+        return kind(**derived, **settings)
+    except (InputError, TypeError) as error:
+        raise ConfigError(f"[model] {error}") from None
+

@@ -1,0 +1,43 @@
+"""How good predictions are: error, negative log likelihood, calibration."""
+
+import numpy as np
+
+Row = dict[str, float]
+
+
+def classification(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> Row:
+    """Error, mean negative log likelihood and expected calibration error.
+
+    >>> classification(np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 0]))["error"]
+    0.5
+    """
+    labels = np.asarray(labels, int)
+    chosen = probabilities[np.arange(len(labels)), labels]
+    wrong = probabilities.argmax(axis=1) != labels
+    nll = -np.log(np.maximum(chosen, np.finfo(float).tiny))
+    _, confidence, accuracy, share = reliability(probabilities, labels, bins)
+    return {
+        "error": float(wrong.mean()),
+        "nll": float(nll.mean()),
+        "ece": float(np.sum(share * np.abs(confidence - accuracy))),
+    }
+
+
+def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> tuple[np.ndarray, ...]:
+    """For each bin of confidence that is not empty: its middle, mean confidence, accuracy and share of rows."""
+    confidence = probabilities.max(axis=1)
+    right = probabilities.argmax(axis=1) == np.asarray(labels, int)
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    count = np.bincount(place, minlength=bins)
+    used = count > 0
+    mean_confidence = np.bincount(place, confidence, bins)[used] / count[used]
+    accuracy = np.bincount(place, right, bins)[used] / count[used]
+    middle = (np.flatnonzero(used) + 0.5) / bins
+    return middle, mean_confidence, accuracy, count[used] / len(confidence)
+
+
+def regression(prediction: np.ndarray, targets: np.ndarray) -> Row:
+    """Root mean squared error, and mean squared error relative to the targets' variance."""
+    residual = np.asarray(targets) - prediction
+    mse = float(np.mean(residual**2))
+    return {"rmse": mse**0.5, "smse": mse / float(max(np.var(targets), np.finfo(float).tiny))}

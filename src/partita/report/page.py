@@ -1,0 +1,229 @@
+"""An HTML page with a table and interactive charts, readable offline, in light and dark, and on a phone."""
+
+import html
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.errors import StorageError
+from partita.telemetry import Row
+
+# Okabe and Ito's colours, told apart by most people; black and yellow left out for the sake of both themes.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+DASHES = ("solid", "solid", "solid", "solid", "dot", "dash")
+
+LABELS = {
+    "round": "rounds (updates per site)",
+    "messages": "messages",
+    "seconds": "seconds of computation at the sites",
+    "error": "test error",
+    "nll": "test negative log likelihood",
+    "ece": "expected calibration error",
+    "rmse": "test root mean squared error",
+    "smse": "test standardised mean squared error",
+    "free_energy": "free energy (estimate of the log evidence)",
+    "accepted": "share of the change that was accepted",
+    "staleness": "staleness (updates folded since the task was sent)",
+    "change": "KL from the posterior before",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method's history."""
+
+    name: str
+    rows: Sequence[Row]
+
+    def points(self, x: str, y: str) -> tuple[list, list]:
+        pairs = [(r[x], r[y]) for r in self.rows if r.get(x) is not None and r.get(y) is not None]
+        finite = [(a, b) for a, b in pairs if np.isfinite(a) and np.isfinite(b)]
+        return [a for a, _ in finite], [b for _, b in finite]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What goes on a page: a title, some words, a table, curves, and pictures made elsewhere."""
+
+    title: str
+    words: str
+    table: Sequence[Row]
+    curves: Sequence[Curve]
+    figures: Sequence[Any] = field(default_factory=tuple)
+
+
+CHARTS = (
+    ("round", "error", True),
+    ("messages", "nll", True),
+    ("seconds", "nll", True),
+    ("round", "rmse", False),
+    ("round", "free_energy", False),
+    ("round", "accepted", False),
+    ("round", "staleness", False),
+    ("round", "change", True),
+)
+
+
+def line_chart(curves: Sequence[Curve], x: str, y: str, logarithmic: bool) -> Any | None:
+    """One chart with a line per method, or None if nobody has such numbers."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for number, curve in enumerate(curves):
+        points = [(a, b) for a, b in zip(*curve.points(x, y), strict=True) if b > 0 or not logarithmic]
+        if points:
+            xs, ys = zip(*points, strict=True)
+            style = {"color": COLOURS[number % len(COLOURS)], "dash": DASHES[number % len(DASHES)]}
+            mode = "lines" if len(xs) > 1 else "markers"
+            figure.add_scatter(x=xs, y=ys, name=curve.name, mode=mode, line=style, marker={"size": 11})
+    if not figure.data:
+        return None
+    figure.update_yaxes(type="log" if logarithmic else "linear", title=LABELS.get(y, y))
+    figure.update_xaxes(title=LABELS.get(x, x))
+    return styled(figure)
+
+
+
+def styled(figure: Any) -> Any:
+    """Transparent, with greys that can be read on white and on black."""
+    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
+    figure.update_layout(
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": "#808080", "family": "system-ui, sans-serif", "size": 13},
+        margin={"l": 60, "r": 15, "t": 40, "b": 50},
+        height=380,
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+    )
+    figure.update_xaxes(**grid)
+    figure.update_yaxes(**grid)
+    return figure
+
+
+def site_chart(shards: Sequence[tuple]) -> Any:
+    """How many rows of which label every site has."""
+    import plotly.graph_objects as go
+
+    labels = np.unique(np.concatenate([shard[1] for shard in shards]))
+    counts = np.array([[np.sum(shard[1] == label) for shard in shards] for label in labels])
+    figure = go.Figure(
+        go.Heatmap(
+            z=counts,
+            x=[f"site {m}" for m in range(len(shards))],
+            y=[f"{label:g}" for label in labels],
+            colorscale="Blues",
+            colorbar={"title": "rows"},
+        )
+    )
+    figure.update_yaxes(title="label", type="category")
+    return styled(figure)
+
+
+def calibration_chart(reliabilities: dict[str, tuple]) -> Any:
+    """Accuracy against confidence; on the diagonal, probabilities mean what they say."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    figure.add_scatter(x=[0, 1], y=[0, 1], mode="lines", name="calibrated", line={"color": "#808080", "dash": "dot"})
+    for number, (name, (_, confidence, accuracy, share)) in enumerate(reliabilities.items()):
+        figure.add_scatter(
+            x=confidence,
+            y=accuracy,
+            name=name,
+            mode="lines+markers",
+            line={"color": COLOURS[number % len(COLOURS)]},
+            marker={"size": 5 + 20 * np.sqrt(share)},
+        )
+    figure.update_xaxes(title="confidence", range=[0, 1.02])
+    figure.update_yaxes(title="accuracy", range=[0, 1.05])
+    return styled(figure)
+
+
+def write_report(path: str | os.PathLike, report: Report) -> Path:
+    """Write the page, complete or not at all."""
+    charts = [line_chart(report.curves, *chart) for chart in CHARTS]
+    figures = [*report.figures, *(chart for chart in charts if chart is not None)]
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(page(report, figures))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise StorageError(f"{target}: {error.strerror or error}") from error
+    return target
+
+
+def page(report: Report, figures: Sequence[Any]) -> str:
+    from plotly.offline import get_plotlyjs
+
+    config = {"responsive": True, "displaylogo": False}
+    cells = [f.to_html(full_html=False, include_plotlyjs=False, config=config) for f in figures]
+    return TEMPLATE.format(
+        title=html.escape(report.title),
+        words=html.escape(report.words),
+        table=html_table(report.table),
+        charts="\n".join(f'<section class="chart">{cell}</section>' for cell in cells),
+        script=get_plotlyjs(),
+    )
+
+
+def html_table(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(shown(value, name))}</td>" for name, value in row.items()) + "</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def shown(value: Any, name: str = "") -> str:
+    """A number as people read it."""
+    if value is None:
+        return "–"
+    if name == "bytes":
+        return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.0f} kB"
+    if isinstance(value, float):
+        if not np.isfinite(value):
+            return "∞" if value > 0 else "–∞"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 1400px; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 0.3rem 0.8rem; text-align: right; border-bottom: 1px solid rgba(128,128,128,0.3); white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }}
+.charts {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); }}
+.chart {{ min-width: 0; }}
+</style>
+<script>{script}</script>
+</head>
+<body>
+<h1>{title}</h1>
+<p>{words}</p>
+<div class="scroll">{table}</div>
+<div class="charts">
+{charts}
+</div>
+</body>
+</html>
+"""

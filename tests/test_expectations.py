@@ -1,0 +1,251 @@
+"""E_q[log p]: adaptive quadrature and many draws are the references."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import integrate, special, stats
+
+import partita as pt
+from partita.errors import InputError
+from partita.expectations import (
+    ClosedForm,
+    GaussHermite,
+    LocalReparameterisation,
+    MonteCarlo,
+    choose,
+    hermite,
+    normal_points,
+)
+from partita.models import prior_of
+from partita.runtime import precision
+
+KEY = jax.random.key(0)
+X = np.array([[1.0, 0.5], [-2.0, 1.0], [0.0, 0.0], [0.3, -0.8]])
+LOCATION, COVARIANCE = np.array([0.4, -0.7]), np.array([[0.5, 0.2], [0.2, 0.8]])
+# Model, targets of the four rows, and log p(y | f) by SciPy.
+ONE_PREDICTOR = {
+    "logistic": (
+        pt.models.LogisticRegression(features=2, intercept=False),
+        np.array([0.0, 1.0, 1.0, 0.0]),
+        lambda y, f: stats.bernoulli.logpmf(y, special.expit(f)),
+    ),
+    "probit": (
+        pt.models.ProbitRegression(features=2, intercept=False),
+        np.array([0.0, 1.0, 1.0, 0.0]),
+        lambda y, f: stats.norm.logcdf((2 * y - 1) * f),
+    ),
+    "poisson": (
+        pt.models.PoissonRegression(features=2, intercept=False),
+        np.array([0.0, 3.0, 1.0, 2.0]),
+        lambda y, f: stats.poisson.logpmf(y, np.exp(f)),
+    ),
+    "linear": (
+        pt.models.LinearRegression(features=2, intercept=False, noise=0.7),
+        np.array([0.2, -1.0, 0.5, 2.0]),
+        lambda y, f: stats.norm.logpdf(y, f, 0.7),
+    ),
+}
+
+
+def density(full: bool) -> pt.families.Family:
+    if full:
+        return pt.families.Gaussian.from_moments(LOCATION, COVARIANCE)
+    return pt.families.MeanField.from_moments(LOCATION, np.sqrt(np.diag(COVARIANCE)))
+
+
+def values(expectation, model, q, data, key=KEY) -> np.ndarray:
+    hyper = {name: np.asarray(value) for name, value in model.hyper.items()}
+    with precision(np.float64):
+        view = q.mean() if expectation.of_mean else q
+        return np.asarray(jax.jit(lambda view: expectation(model, view, data, hyper, key))(view))
+
+
+def by_quadrature(log_prob, y, full: bool) -> np.ndarray:
+    V = COVARIANCE if full else np.diag(np.diag(COVARIANCE))
+    expected = []
+    for x, target in zip(X, y, strict=True):
+        m, s = x @ LOCATION, np.sqrt(x @ V @ x)
+        integrand = lambda z, m=m, s=s, y=target: stats.norm.pdf(z) * log_prob(y, m + s * z)  # noqa: E731
+        expected.append(integrate.quad(integrand, -12, 12, epsabs=1e-10, limit=200)[0])
+    return np.array(expected)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "mean-field"])
+@pytest.mark.parametrize("name", ONE_PREDICTOR)
+def test_deterministic_expectations_match_adaptive_quadrature(name, full):
+    model, y, log_prob = ONE_PREDICTOR[name]
+    expected = by_quadrature(log_prob, y, full)
+    data = model.shard(0, (X, y)).data
+    assert_allclose(values(GaussHermite(), model, density(full), data), expected, rtol=1e-6, atol=1e-8)
+    if model.closed_form:
+        assert_allclose(values(ClosedForm(), model, density(full), data), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ONE_PREDICTOR)
+def test_more_quadrature_points_are_more_exact(name):
+    model, y, log_prob = ONE_PREDICTOR[name]
+    data, expected = model.shard(0, (X, y)).data, by_quadrature(log_prob, y, True)
+    errors = [
+        np.abs(values(GaussHermite(n), model, density(True), data) - expected).max() for n in (2, 12, 40)
+    ]
+    assert errors[0] > 1e-3 or name == "linear"
+    assert errors[2] <= errors[1] + 1e-9 <= errors[0] + 2e-9
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "mean-field"])
+@pytest.mark.parametrize("name", ONE_PREDICTOR)
+def test_monte_carlo_is_unbiased(name, full):
+    model, y, log_prob = ONE_PREDICTOR[name]
+    data, expected = model.shard(0, (X, y)).data, by_quadrature(log_prob, y, full)
+    runs = np.stack(
+        [values(MonteCarlo(2000), model, density(full), data, jax.random.key(i)) for i in range(8)]
+    )
+    error = runs.std(axis=0, ddof=1) / np.sqrt(len(runs))
+    assert np.all(np.abs(runs.mean(axis=0) - expected) <= 5.4 * error + 1e-12)  # t with 7 degrees, 0.1 %
+    assert np.all(error < 0.05)
+
+
+def test_closed_form_with_unknown_noise_matches_draws():
+    model = pt.models.LinearRegression(features=2, intercept=False)
+    q = pt.families.NormalGamma.from_parameters(LOCATION, np.linalg.inv(COVARIANCE), 4.0, 2.0)
+    y, generator = np.array([0.2, -1.0, 0.5, 2.0]), np.random.default_rng(0)
+    tau = generator.gamma(4.0, 1 / 2.0, 200_000)
+    f = (
+        LOCATION + generator.multivariate_normal(np.zeros(2), COVARIANCE, len(tau)) / np.sqrt(tau)[:, None]
+    ) @ X.T
+    draws = stats.norm.logpdf(y, f, 1 / np.sqrt(tau)[:, None])
+    expected = values(ClosedForm(), model, q, model.shard(0, (X, y)).data)
+    assert np.all(np.abs(draws.mean(axis=0) - expected) <= 5 * draws.std(axis=0) / np.sqrt(len(tau)))
+
+
+def softmax_reference(samples: int) -> tuple[pt.models.SoftmaxRegression, pt.families.MeanField, np.ndarray]:
+    """A three-class model, a density, and draws of log p(y | θ) for four rows."""
+    model, generator = (
+        pt.models.SoftmaxRegression(features=2, classes=3, intercept=False),
+        np.random.default_rng(1),
+    )
+    location, scale = generator.normal(size=(3, 2)), generator.uniform(0.2, 0.9, (3, 2))
+    theta = location + scale * generator.standard_normal((samples, 3, 2))
+    log_p = special.log_softmax(np.einsum("nd,scd->snc", X, theta), axis=-1)
+    q = pt.families.MeanField.from_moments(location, scale)
+    return model, q, np.take_along_axis(log_p, np.array([0, 2, 1, 1])[None, :, None], axis=-1)[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("expectation", "tolerance"),
+    [
+        (LocalReparameterisation(4096), 2e-3),
+        (LocalReparameterisation(20_000, fixed=False), 1e-2),
+        (MonteCarlo(20_000), 1e-2),
+    ],
+    ids=["fixed", "random", "parameters"],
+)
+def test_softmax_expectations_match_many_draws(expectation, tolerance):
+    model, q, draws = softmax_reference(200_000)
+    error = 4 * draws.std(axis=0) / np.sqrt(len(draws))
+    data = model.shard(0, (X, np.array([0, 2, 1, 1]))).data
+    actual = values(expectation, model, q, data)
+    assert np.all(np.abs(actual - draws.mean(axis=0)) <= tolerance * 3 + error)
+    # A row of zeros has no predictor to be uncertain about.
+    assert_allclose(actual[2], -np.log(3), rtol=1e-12)
+
+
+def test_fixed_draws_ignore_the_key_and_random_ones_do_not():
+    model, q, _ = softmax_reference(1)
+    data = model.shard(0, (X, np.array([0, 2, 1, 1]))).data
+    keys = jax.random.key(1), jax.random.key(2)
+    fixed = [values(LocalReparameterisation(8), model, q, data, key) for key in keys]
+    random = [values(LocalReparameterisation(8, fixed=False), model, q, data, key) for key in keys]
+    assert np.array_equal(*fixed)
+    assert not np.allclose(*random)
+
+
+def test_quadrature_and_points_have_the_moments_of_a_standard_normal():
+    nodes, weights = hermite(7)
+    for power in range(13):
+        assert_allclose(weights @ nodes**power, stats.norm.moment(power), rtol=1e-10, atol=1e-9)
+    points = normal_points(64, 3)
+    assert points.shape == (64, 3)
+    assert_allclose(points.mean(axis=0), 0, atol=1e-15)
+    assert_allclose((points**2).mean(axis=0), 1)
+
+
+gaussian_model = pt.Model(density(True), lambda theta, y: -0.5 * (y - theta[0]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (ONE_PREDICTOR["logistic"][0], GaussHermite),
+        (pt.models.LogisticRegression(features=2, posterior="mean-field"), GaussHermite),
+        (ONE_PREDICTOR["probit"][0], GaussHermite),
+        (ONE_PREDICTOR["poisson"][0], ClosedForm),
+        (ONE_PREDICTOR["linear"][0], ClosedForm),
+        (pt.models.LinearRegression(features=2), ClosedForm),
+        (pt.models.SoftmaxRegression(features=2, classes=3), LocalReparameterisation),
+        (pt.models.SoftmaxRegression(features=2, classes=3, posterior="full"), MonteCarlo),
+        (gaussian_model, MonteCarlo),
+    ],
+)
+def test_the_best_possible_expectation_is_chosen(model, expected):
+    assert type(choose(model, prior_of(model, model.hyper))) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (ONE_PREDICTOR["logistic"][0], ClosedForm()),
+        (ONE_PREDICTOR["logistic"][0], LocalReparameterisation()),
+        (pt.models.LinearRegression(features=2), GaussHermite()),
+        (pt.models.SoftmaxRegression(features=2, classes=3), GaussHermite()),
+        (pt.models.SoftmaxRegression(features=2, classes=3, posterior="full"), LocalReparameterisation()),
+        (gaussian_model, GaussHermite()),
+        (gaussian_model, ClosedForm()),
+    ],
+)
+def test_an_expectation_that_does_not_fit_is_refused(model, wanted):
+    with pytest.raises(InputError, match=f"{type(wanted).__name__} does not fit {type(model).__name__}"):
+        choose(model, prior_of(model, model.hyper), wanted)
+
+
+def test_a_wanted_expectation_that_fits_is_taken():
+    for wanted in (GaussHermite(11), MonteCarlo(3)):
+        model = ONE_PREDICTOR["poisson"][0]
+        assert choose(model, prior_of(model, model.hyper), wanted) is wanted
+
+
+@pytest.mark.parametrize(
+    ("build", "number"),
+    [(GaussHermite, 0), (MonteCarlo, 0), (LocalReparameterisation, -2), (MonteCarlo, 1.5)],
+)
+def test_settings_out_of_range_are_refused(build, number):
+    with pytest.raises(InputError):
+        build(number)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "mean-field"])
+@pytest.mark.parametrize("name", [*ONE_PREDICTOR, "softmax"])
+def test_rows_of_zeros_have_finite_gradients(name, full):
+    if name == "softmax":
+        model, y = (
+            pt.models.SoftmaxRegression(features=2, classes=3, posterior="full" if full else "mean-field"),
+            None,
+        )
+    else:
+        model, y, _ = ONE_PREDICTOR[name]
+    model = type(model)(**{**_settings(model), "posterior": "full" if full else "mean-field"})
+    prior = prior_of(model, model.hyper)
+    data = model.shard(0, (np.zeros((2, 2)), np.zeros(2) if y is None else y[:2])).data
+    expectation = choose(model, prior)
+    hyper = {key: np.asarray(value) for key, value in model.hyper.items()}
+    with precision(np.float64):
+        value, gradient = prior.mean_gradient(lambda q: jnp.sum(expectation(model, q, data, hyper, KEY)))
+    assert np.isfinite(value)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+
+
+def _settings(model) -> dict:
+    names = ("features", "intercept", "noise", "classes")
+    return {name: getattr(model, name) for name in names if hasattr(model, name)}
