@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test check format bench picture clean
+.PHONY: demo test check format bench picture lock clean
 
 demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
@@ -24,10 +24,18 @@ format: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.many_sites
+	$(BIN)/python -m benchmarks.fold_cost
 	$(BIN)/python -m benchmarks.blas_threads
 
 picture: .venv/dev.stamp
-	$(BIN)/python docs/make_picture.py
+	$(BIN)/python -m experiments.demo_picture
+
+# The newest versions that the ranges allow, in an environment of its own.
+lock:
+	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet '.[dev]'
+	.venv-lock/bin/python -m pip freeze --exclude partita > constraints.txt
+	rm -rf .venv-lock build
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Partita needs Python 3.11 or later; set PYTHON=...")'

@@ -210,7 +210,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(power=st.floats(0.2, 5.0))
     def replace_prior(self, power):
-        assert 0 < self.ledger.replace_prior(scaled(self.prior, power)) <= 1
+        assert 0 <= self.ledger.replace_prior(scaled(self.prior, power)) <= 1
         assert margin(self.ledger.prior) > 0
 
     @invariant()
@@ -227,8 +227,14 @@ class LedgerMachine(RuleBasedStateMachine):
         assert min(margin(q) for q in everything(self.ledger)) > 0
 
 
+# 12,000 steps in all. Without shrinking, which takes minutes: add Phase.shrink to look into a failure.
 MACHINE = settings(
-    QUICK, max_examples=60, stateful_step_count=50, suppress_health_check=[HealthCheck.filter_too_much]
+    QUICK,
+    max_examples=60,
+    stateful_step_count=50,
+    phases=(Phase.generate,),
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.filter_too_much],
 )
 for _name, _prior in PRIORS.items():
     _machine = type(f"{_name}Machine", (LedgerMachine,), {"prior": _prior})
@@ -336,7 +342,7 @@ def test_only_sites_that_exist_are_asked(site):
 @pytest.mark.parametrize("exponent", [10, 15, 17, 20, 100, 307])
 @pytest.mark.parametrize("sign", [-1, 0, 1])
 def test_huge_finite_changes_leave_everything_proper(prior, exponent, sign):
-    """Also where the prior is too small to be seen beside them: taken in part, or refused and nothing changed."""
+    """Also where the prior is too small to be seen beside them: taken in part, or refused."""
     ledger = filled(prior)
     for round_ in range(3):
         for site in range(SITES):

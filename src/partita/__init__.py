@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from partita.hyper import LearnHyper
     from partita.models import Model
     from partita.result import Result, load
-    from partita.run import evidence, fit
+    from partita.run import evidence, fit, partial_fit
 
 _MODULES = ("datasets", "engines", "errors", "expectations", "families", "metrics", "models", "report", "schedules", "solvers")
 _NAMES = {
@@ -28,6 +28,7 @@ _NAMES = {
     "evidence": "partita.run",
     "fit": "partita.run",
     "load": "partita.result",
+    "partial_fit": "partita.run",
 }
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "load",
     "metrics",
     "models",
+    "partial_fit",
     "report",
     "schedules",
     "solvers",

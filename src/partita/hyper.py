@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -18,16 +17,20 @@ from partita.errors import InputError
 from partita.families import Family, inner
 from partita.ledger import Update
 from partita.models import AbstractModel, Hyper
-from partita.runtime import precision
+from partita.runtime import on_host, precision
 
 
 @dataclass(frozen=True)
 class LearnHyper:
-    """Which hyperparameters to learn (all, if none are named), and Adam's steps on their logarithms."""
+    """Which hyperparameters to learn (all, if none are named), and the first and largest step on their logarithms.
+
+    Steps follow the sign of the gradient, and grow while it keeps its sign (Rprop; Riedmiller and Braun, 1993): at first
+    the posterior lags behind and gradients are off by orders of magnitude, but seldom in their sign.
+    """
 
     names: tuple[str, ...] = ()
-    rate: float = 0.1
-    decay: float = 0.98
+    first_step: float = 0.1
+    largest_step: float = 0.5
 
     def begin(self, model: AbstractModel, sites: int) -> "HyperLearner":
         unknown = sorted(set(self.names) - set(model.hyper))
@@ -38,19 +41,24 @@ class LearnHyper:
 
 
 class HyperLearner:
-    """The server's state: the latest share of every site, and Adam's moments. Steps when all have reported."""
+    """The server's state: the latest share of every site, and the optimiser's. Steps when all have reported."""
 
     def __init__(self, settings: LearnHyper, model: AbstractModel, sites: int):
         self.settings, self.model, self.sites = settings, model, sites
         self.hyper: Hyper = dict(model.hyper)
         self.names = settings.names or tuple(self.hyper)
+        # How much the free energy is expected to have changed with the last step.
+        self.gain = 0.0
         self._shares: dict[int, Hyper] = {}
-        self._adam = optax.adam(optax.exponential_decay(settings.rate, 1, settings.decay))
+        self._optimiser = optax.rprop(settings.first_step, min_step_size=1e-9, max_step_size=settings.largest_step)
         with precision(model.dtype):
-            self._state = self._adam.init(self._logarithms())
+            self._state = self._optimiser.init(self._logarithms())
+
+    def _arrays(self) -> Hyper:
+        return {name: np.asarray(value, self.model.dtype) for name, value in self.hyper.items()}
 
     def _logarithms(self) -> Hyper:
-        return {name: jnp.log(jnp.asarray(self.hyper[name], self.model.dtype)) for name in self.names}
+        return {name: np.log(value) for name, value in self._arrays().items() if name in self.names}
 
     def add(self, updates: Sequence[Update]) -> None:
         for update in updates:
@@ -59,18 +67,20 @@ class HyperLearner:
     def gradient(self, posterior: Family) -> Hyper:
         """dF/dε from the sites' shares and the prior's own."""
         with precision(self.model.dtype):
-            prior = _prior_gradient(self.model, self.hyper, posterior)
+            prior = _prior_gradient(self.model, self._arrays(), posterior)
         return {n: sum(float(s[n]) for s in self._shares.values()) + float(prior[n]) for n in self.names}
 
     def step(self, posterior: Family) -> Hyper:
-        """Adam on log ε, uphill, with a decaying rate."""
+        """One step uphill on log ε."""
         gradient = self.gradient(posterior)
         self._shares.clear()
-        downhill = {name: jnp.asarray(-gradient[name] * self.hyper[name]) for name in self.names}
+        slopes = {name: np.asarray(gradient[name] * self.hyper[name], self.model.dtype) for name in self.names}
         with precision(self.model.dtype):
-            updates, self._state = self._adam.update(downhill, self._state)
-            moved = optax.apply_updates(self._logarithms(), updates)
-        self.hyper = {**self.hyper, **{name: float(np.exp(value)) for name, value in moved.items()}}
+            downhill = {name: -slope for name, slope in slopes.items()}
+            steps, self._state = on_host(self._optimiser.update(downhill, self._state))
+        self.gain = sum(abs(float(slopes[name] * steps[name])) for name in self.names)
+        moved = {name: float(self.hyper[name] * np.exp(steps[name])) for name in self.names}
+        self.hyper = {**self.hyper, **moved}
         return self.hyper
 
 
@@ -83,4 +93,4 @@ def _prior_gradient(model: AbstractModel, hyper: Hyper, posterior: Family) -> Hy
         prior = model.prior(hyper)
         return inner(prior, mean) - prior.log_partition()
 
-    return jax.grad(expected_log_prior)({name: jnp.asarray(value, model.dtype) for name, value in hyper.items()})
+    return jax.grad(expected_log_prior)(hyper)

@@ -89,6 +89,38 @@ def fit(
             journal.close()
 
 
+def partial_fit(
+    state: AbstractModel | Result,
+    shard: Any,
+    *,
+    solver: Solver | None = None,
+    schedule: Schedule | None = None,
+    expectation: Expectation | None = None,
+    seed: int = 0,
+) -> Result:
+    """One more batch of a stream: the posterior so far is its prior, and its data need not be kept.
+
+    Starts from a model and goes on from results. Each batch adds a factor to `prior × ∏ factors`; the log evidence
+    is that of the whole stream, log p(y_1) + log p(y_2 | y_1) + …, each term a lower bound.
+    """
+    settings: dict[str, Any] = {"solver": solver, "schedule": schedule, "expectation": expectation, "seed": seed}
+    if not isinstance(state, Result):
+        return fit(state, [shard], **settings)
+    model = state.model
+    if state.hyper != model.hyper:
+        model = replace(model, **state.hyper)  # type: ignore[type-var]
+    step = fit(model.with_prior(state.posterior), [shard], **settings)
+    return replace(
+        state,
+        posterior=step.posterior,
+        factors=(*state.factors, *step.factors),
+        log_evidence=state.log_evidence + step.log_evidence,
+        expected_log_probs=(*state.expected_log_probs, *step.expected_log_probs),
+        history=[*state.history, *step.history],
+        seed=step.seed,
+    )
+
+
 def evidence(
     model: AbstractModel,
     shards: Sequence[Any],
@@ -358,7 +390,8 @@ def _folded(
     complete = evidence.is_complete()
     free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
     if complete and free_energy is not None:
-        damping.observe(free_energy, evidence.uncertainty)
+        gain = 0.0 if run.learner is None else run.learner.gain
+        damping.observe(free_energy, evidence.uncertainty + gain)
     accepted = ledger.fold(updates, damping.temper)
     damping.settle(accepted)
     share = damping.share * accepted

@@ -1,0 +1,1 @@
+"""Experiments: one file each, run by hand; their results are in docs/."""

@@ -1,0 +1,181 @@
+"""Every solver reaches the optimum of one site's free energy, which SciPy finds independently."""
+
+from functools import cache
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+import pytest
+from numpy.testing import assert_allclose
+from scipy import optimize, special
+
+import partita as pt
+from partita.errors import InputError
+from partita.expectations import GaussHermite
+from partita.free_energy import LocalProblem
+from partita.models import prior_of
+from partita.runtime import on_host, precision
+from partita.schedules import OnePass, Sequential
+from partita.solvers import REGISTRY, FixedPoint, Gradient, Outcome, SolverInfo
+
+GENERATOR = np.random.default_rng(5)
+X = GENERATOR.normal(size=(40, 2))
+Y = (GENERATOR.uniform(size=40) < special.expit(X @ [1.5, -1.0])).astype(float)
+POSTERIORS = ["full", "mean-field"]
+
+
+@cache
+def optimum(posterior: str) -> pt.families.Family:
+    """argmax of E_q[log p] - KL(q ‖ N(0, I)) over the mean and Cholesky factor, by BFGS and NumPy alone."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+
+    def unpacked(free):
+        L = np.diag(np.exp(free[2:4]))
+        L[1, 0] = free[4] if posterior == "full" else 0
+        return free[:2], L
+
+    def loss(free):
+        m, L = unpacked(free)
+        f = (X @ m)[:, None] + np.linalg.norm(X @ L, axis=1)[:, None] * nodes
+        expected = (Y[:, None] * f - np.logaddexp(0, f)) @ weights / weights.sum()
+        return 0.5 * (np.sum(L**2) + m @ m - 2) - np.sum(free[2:4]) - expected.sum()
+
+    m, L = unpacked(optimize.minimize(loss, np.zeros(5), method="BFGS", options={"gtol": 1e-7}).x)
+    if posterior == "full":
+        return pt.families.Gaussian.from_moments(m, L @ L.T)
+    return pt.families.MeanField.from_moments(m, np.diag(L))
+
+
+def refined(solver, posterior: str = "full") -> tuple[pt.families.Family, SolverInfo]:
+    model = pt.models.LogisticRegression(features=2, intercept=False, posterior=posterior)
+    prior = prior_of(model, model.hyper)
+    with precision(np.float64):
+        problem = LocalProblem(model, GaussHermite(), prior, model.shard(0, (X, Y)), model.hyper)
+        return on_host(eqx.filter_jit(solver.refine)(problem, prior, prior**0, key=jax.random.key(0)))
+
+
+# Solver, and the divergence from the optimum that fits it: fixed rates and small batches leave noise.
+EXACT = {
+    "fixed point": (FixedPoint(steps=60, step_size=0.5), 1e-9),
+    "undamped fixed point": (FixedPoint(steps=60), 1e-9),
+    "lbfgs": (Gradient("lbfgs", steps=100), 1e-9),
+    "adam": (Gradient("adam", learning_rate=0.05, epochs=1000), 1e-7),
+    "rmsprop": (Gradient("rmsprop", learning_rate=0.002, epochs=2000), 1e-3),
+    "sgd": (Gradient("sgd", learning_rate=0.02, epochs=1000), 1e-7),
+    "an Optax object": (Gradient(optax.chain(optax.clip(5.0), optax.nadam(0.05)), steps=1000), 1e-7),
+}
+NOISY = {
+    "fixed point": (FixedPoint(steps=2000, step_size=0.01, batch_size=8), 0.02),
+    "adam": (Gradient("adam", learning_rate=0.005, epochs=400, batch_size=8), 0.02),
+    "sgd, batch larger than the shard": (
+        Gradient("sgd", learning_rate=0.01, epochs=1000, batch_size=64),
+        0.02,
+    ),
+}
+
+
+def test_every_solver_is_tried():
+    assert {type(solver) for solver, _ in EXACT.values()} == set(REGISTRY.values())
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+@pytest.mark.parametrize("name", EXACT)
+def test_the_optimum_is_reached(name, posterior):
+    solver, tolerance = EXACT[name]
+    q, info = refined(solver, posterior)
+    assert q.kl(optimum(posterior)) < tolerance
+    assert Outcome(int(info.outcome)).is_good
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_mini_batches_come_near_the_optimum(name):
+    solver, tolerance = NOISY[name]
+    q, info = refined(solver)
+    assert 1e-10 < q.kl(optimum("full")) < tolerance
+    assert Outcome(int(info.outcome)) is Outcome.STEPS_DONE
+
+
+def test_a_start_far_off_is_far_from_the_optimum():
+    """So that the tolerances above mean something."""
+    assert refined(FixedPoint(steps=1, step_size=0.5))[0].kl(optimum("full")) > 0.05
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        FixedPoint(steps=500, step_size=0.5, tolerance=1e-8),
+        Gradient("sgd", learning_rate=0.05, steps=2000, tolerance=1e-5),
+    ],
+)
+def test_it_stops_when_converged(solver):
+    q, info = refined(solver)
+    assert Outcome(int(info.outcome)) is Outcome.CONVERGED
+    assert 1 < info.steps < solver.steps
+    assert q.kl(optimum("full")) < 1e-8
+
+
+def test_it_reports_what_was_expected_where_it_started():
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    f = np.linalg.norm(X, axis=1)[:, None] * nodes
+    expected = np.sum((Y[:, None] * f - np.logaddexp(0, f)) @ weights / weights.sum())
+    for solver in (FixedPoint(steps=3), Gradient("sgd", steps=3)):
+        assert_allclose(refined(solver)[1].expected_log_prob, expected, rtol=1e-7)
+
+
+def test_a_step_that_overflows_is_reported_and_not_taken():
+    """exp(½ 400²) is not finite: the site is named, and the other site's factor stands."""
+    model = pt.models.PoissonRegression(features=1, intercept=False)
+    good, bad = (np.ones((3, 1)), np.array([1.0, 0, 2])), (np.full((1, 1), 400.0), np.ones(1))
+    for solver in (FixedPoint(steps=4), Gradient("adam", steps=4)):
+        result = pt.fit(model, [good, bad], solver=solver, schedule=OnePass())
+        first, second = result.history
+        assert first["problem"] is None
+        assert second["problem"].startswith("site 1: solver met a value that is not finite")
+        assert result.posterior.is_proper()
+        assert_allclose(result.factors[1].precision, 0, atol=1e-12)
+        assert np.all(result.factors[0].precision > 0)
+
+
+def test_a_step_that_no_halving_makes_proper_is_reported_and_not_taken():
+    prior = pt.families.Gaussian.from_moments(np.zeros(1), np.eye(1))
+    model = pt.Model(prior, lambda theta, y: 1e16 * y * theta[0] ** 2)
+    result = pt.fit(model, [np.ones(1)], schedule=OnePass())
+    assert result.history[0]["problem"].startswith("site 0: solver could not take a step and stay proper")
+    assert result.posterior.precision == prior.precision
+
+
+@pytest.mark.parametrize(
+    ("solver", "settings"),
+    [
+        (FixedPoint, {"steps": 0}),
+        (FixedPoint, {"steps": 1.5}),
+        (FixedPoint, {"step_size": 0.0}),
+        (FixedPoint, {"step_size": 1.1}),
+        (FixedPoint, {"step_size": np.nan}),
+        (FixedPoint, {"batch_size": 0}),
+        (FixedPoint, {"tolerance": -1.0}),
+        (Gradient, {"optimiser": "newton"}),
+        (Gradient, {"optimiser": 3}),
+        (Gradient, {"optimiser": "lbfgs", "batch_size": 8}),
+        (Gradient, {"steps": 0}),
+        (Gradient, {"epochs": 0}),
+        (Gradient, {"batch_size": 0}),
+        (Gradient, {"learning_rate": 0.0}),
+        (Gradient, {"learning_rate": -0.1}),
+        (Gradient, {"learning_rate": np.nan}),
+        (Gradient, {"tolerance": -1.0}),
+    ],
+)
+def test_settings_out_of_range_are_refused(solver, settings):
+    with pytest.raises(InputError, match=f"{solver.__name__}.*{list(settings)[-1]}"):
+        solver(**settings)
+
+
+def test_local_optimisation_and_fixed_points_agree_over_three_sites():
+    model = pt.models.LogisticRegression(features=2, intercept=False)
+    shards = [(X[i::3], Y[i::3]) for i in range(3)]
+    for solver in (Gradient("lbfgs", steps=100), FixedPoint(steps=10, step_size=0.5)):
+        q = pt.fit(model, shards, solver=solver, schedule=Sequential(passes=15)).posterior
+        assert_allclose(q.location, optimum("full").location, atol=1e-5)
+        assert_allclose(q.covariance, optimum("full").covariance, atol=1e-5)

@@ -1,0 +1,32 @@
+"""Every example of the README runs as it stands, and says what it claims."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_example_runs(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(EXAMPLES[number], f"README example {number}", "exec"), names)
+    result = names.get("result") or names.get("state") or names["vi"]
+    assert result.posterior.is_proper()
+    assert np.isfinite(result.log_evidence)
+
+
+def test_there_is_one_for_each_user():
+    assert len(EXAMPLES) == 3
+    assert all(len([line for line in example.splitlines() if line.strip()]) <= 15 for example in EXAMPLES)
+
+
+def test_links_lead_somewhere():
+    root = Path(__file__).parents[1]
+    local = [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("http")]
+    assert local
+    assert [link for link in local if not (root / link).exists()] == []
