@@ -46,7 +46,7 @@ def margin(q):
         case MeanField():
             return q.precision.min()
         case Gaussian():
-            return np.linalg.eigvalsh(0.5 * (q.precision + q.precision.T))[0]
+            return np.linalg.eigvalsh(0.5 * q.precision + 0.5 * q.precision.T)[0]
         case Gamma():
             return min((q.shape_minus_one + 1).min(), q.rate.min())
         case Dirichlet():
@@ -88,7 +88,7 @@ def filled(prior, seed=0, sites=SITES, size=3.0):
 
 
 def answer(ledger, site, change):
-    task = ledger.dispatch(site, {})
+    task = ledger.dispatch([site], {})[0]
     return ledger.fold([Update(site, task.version, change, 0.0)])
 
 
@@ -148,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(choice=SEEDS)
     def dispatch(self, choice):
         site = choice % self.ledger.sites
-        task = self.ledger.dispatch(site, {})
+        task = self.ledger.dispatch([site], {})[0]
         assert (task.site, task.version) == (site, self.ledger.version)
         assert margin(task.posterior / task.factor) > 0
 
@@ -177,7 +177,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def dispatch_all(self):
         for site in range(self.ledger.sites):
-            self.ledger.dispatch(site, {})
+            self.ledger.dispatch([site], {})[0]
 
     @precondition(lambda self: self.delivered)
     @rule(choice=SEEDS)
@@ -267,7 +267,7 @@ def test_an_update_replaces_the_factor_and_nothing_else(prior):
 @every_family
 def test_damping_is_applied_before_the_fold(prior):
     ledger, change = Ledger(prior, 3), random_change(prior, 1, 1.0, 1)
-    task = ledger.dispatch(1, {})
+    task = ledger.dispatch([1], {})[0]
     assert ledger.fold([Update(1, task.version, change, 0.0)], lambda changes: changes**0.25) == 1
     assert jax.tree.all(jax.tree.map(np.allclose, ledger.factor(1), change**0.25))
 
@@ -276,7 +276,7 @@ def test_damping_is_applied_before_the_fold(prior):
 @pytest.mark.parametrize("how", DEFECTS)
 def test_malformed_updates_name_site_and_field(prior, how):
     ledger = filled(prior)
-    version = ledger.dispatch(3, {}).version
+    version = ledger.dispatch([3], {})[0].version
     before = state(ledger)
     with pytest.raises(MalformedUpdate, match="site 3") as caught:
         ledger.fold([Update(3, version, spoiled(random_change(prior, 0, 1.0), how), 0.0)])
@@ -290,7 +290,7 @@ def test_a_matrix_that_is_not_symmetric_cannot_make_the_posterior_improper():
     prior = PRIORS["Gaussian"]
     ledger, skewed = Ledger(prior, 2), np.zeros((3, 3))
     skewed[0, 2] = 100.0
-    before, version = state(ledger), ledger.dispatch(0, {}).version
+    before, version = state(ledger), ledger.dispatch([0], {})[0].version
     try:
         ledger.fold([Update(0, version, Gaussian(np.zeros(3), skewed), 0.0)])
     except MalformedUpdate:
@@ -301,7 +301,7 @@ def test_a_matrix_that_is_not_symmetric_cannot_make_the_posterior_improper():
 def test_several_updates_of_one_site_in_one_fold_are_refused():
     prior = PRIORS["MeanField"]
     ledger = filled(prior)
-    updates = [Update(s, ledger.dispatch(s, {}).version, random_change(prior, s, 0.1), 0.0) for s in (0, 1)]
+    updates = [Update(s, ledger.dispatch([s], {})[0].version, random_change(prior, s, 0.1), 0.0) for s in (0, 1)]
     before = state(ledger)
     with pytest.raises(NotOutstanding, match="site 1") as caught:
         ledger.fold([*updates, updates[1]])
@@ -321,9 +321,9 @@ def test_an_update_without_a_version_answers_nothing():
 def test_a_second_task_supersedes_the_first():
     prior = PRIORS["MeanField"]
     ledger, change = filled(prior), random_change(prior, 0, 0.1, 1)
-    old = ledger.dispatch(0, {})
+    old = ledger.dispatch([0], {})[0]
     answer(ledger, 1, change)
-    new = ledger.dispatch(0, {})
+    new = ledger.dispatch([0], {})[0]
     with pytest.raises(NotOutstanding, match="site 0"):
         ledger.fold([Update(0, old.version, change, 0.0)])
     assert ledger.fold([Update(0, new.version, change, 0.0)]) == 1
@@ -334,7 +334,7 @@ def test_only_sites_that_exist_are_asked(site):
     """A site that is an alias of another would count its data twice."""
     ledger = Ledger(PRIORS["MeanField"], SITES)
     with pytest.raises((PartitaError, IndexError)):
-        ledger.dispatch(site, {})
+        ledger.dispatch([site], {})[0]
     assert ledger.outstanding == {}
 
 
@@ -347,7 +347,7 @@ def test_huge_finite_changes_leave_everything_proper(prior, exponent, sign):
     for round_ in range(3):
         for site in range(SITES):
             change = random_change(prior, 10 * round_ + site, 10.0**exponent, sign)
-            version, before = ledger.dispatch(site, {}).version, state(ledger)
+            version, before = ledger.dispatch([site], {})[0].version, state(ledger)
             try:
                 assert 0 <= ledger.fold([Update(site, version, change, 0.0)]) <= 1
             except PartitaError:
@@ -363,7 +363,7 @@ def test_many_attacks_at_the_boundary_leave_everything_proper(prior, together):
     for number in range(40):
         sites = [(number + i) % SITES for i in range(together)]
         updates = [
-            Update(s, ledger.dispatch(s, {}).version, random_change(prior, number + s, 100.0, -1), 0.0)
+            Update(s, ledger.dispatch([s], {})[0].version, random_change(prior, number + s, 100.0, -1), 0.0)
             for s in sites
         ]
         before = state(ledger)
@@ -402,7 +402,7 @@ def test_the_largest_possible_share_is_accepted(prior, seed, size, together):
     sites = np.random.default_rng(seed).permutation(SITES)[:together].tolist()
     changes = {s: random_change(prior, seed + s, size, -1 if s % 2 else 0) for s in sites}
     expected = min(1.0, REACH * boundary(ledger, changes))
-    updates = [Update(s, ledger.dispatch(s, {}).version, changes[s], 0.0) for s in sites]
+    updates = [Update(s, ledger.dispatch([s], {})[0].version, changes[s], 0.0) for s in sites]
     assert ledger.fold(updates) == pytest.approx(expected, rel=1e-6)
 
 
@@ -411,7 +411,7 @@ def test_the_largest_possible_share_is_accepted(prior, seed, size, together):
 @given(seed=SEEDS, size=st.sampled_from([1e-3, 1.0, 1e5]), together=st.integers(1, SITES))
 def test_all_is_accepted_where_nothing_is_in_the_way(prior, seed, size, together):
     ledger = filled(prior, seed % 1000)
-    versions = {site: ledger.dispatch(site, {}).version for site in range(together)}
+    versions = {site: ledger.dispatch([site], {})[0].version for site in range(together)}
     updates = [Update(s, v, random_change(prior, seed + s, size, 1), 0.0) for s, v in versions.items()]
     assert ledger.fold(updates) == 1
 

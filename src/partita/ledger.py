@@ -16,30 +16,42 @@ import numpy as np
 
 from partita.errors import ImproperDensity, InputError, MalformedUpdate, NotOutstanding
 from partita.families import Cone, Family
-from partita.families.cone import admissible_share, is_surely_inside, lower_bound, shifted
+from partita.families.cone import (
+    admissible_share,
+    is_surely_inside,
+    larger,
+    lower_bound,
+    lowered,
+    rounding_floor,
+    shifted,
+)
 from partita.models import Hyper
 
 
 @dataclass(frozen=True)
 class Task:
-    """Server → site: refine your factor, given this posterior."""
+    """Server → site: refine your factor, given what all the others believe."""
 
     site: int
     version: int
-    posterior: Family
+    cavity: Family
     factor: Family
     hyper: Hyper
     start: Family | None = None
 
     @property
+    def posterior(self) -> Family:
+        return self.cavity * self.factor
+
+    @property
     def begin(self) -> Family:
-        """Where the refinement starts."""
+        """Where the refinement starts: the posterior, unless the model knows a better place for the first time."""
         return self.posterior if self.start is None else self.start
 
     @property
     def nbytes(self) -> int:
         start = 0 if self.start is None else self.start.nbytes
-        return self.posterior.nbytes + self.factor.nbytes + start + 8 * len(self.hyper)
+        return self.cavity.nbytes + self.factor.nbytes + start + 8 * len(self.hyper)
 
 
 @dataclass(frozen=True)
@@ -81,8 +93,7 @@ class Ledger:
     def __init__(self, prior: Family, sites: int):
         if sites < 1:
             raise InputError("shards: expected at least one site")
-        if not is_surely_inside(prior.cone()):
-            raise ImproperDensity("prior: must be proper")
+        _check_prior(prior)
         self.prior = prior
         self.posterior = prior
         self.sites = sites
@@ -91,6 +102,8 @@ class Ledger:
         self._factors = jax.tree.map(lambda a: np.zeros((sites, *np.shape(a)), a.dtype), prior)
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
+        # What cannot be told from zero, beside the largest numbers that were ever added up here.
+        self._floor = rounding_floor(prior.cone())
 
     def factor(self, site: int) -> Family:
         """t_m."""
@@ -98,29 +111,39 @@ class Ledger:
 
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
-        return self.posterior / self.factor(site)
+        return jax.tree.map(lambda a: a[0], self._cavities([site], self.posterior, self._factors))
 
     def recomputed_posterior(self) -> Family:
         """prior × ∏ factors from scratch."""
-        return self.prior * jax.tree.map(lambda a: a.sum(axis=0), self._factors)
+        return self.prior * _product(self._factors)
 
-    def dispatch(self, site: int, hyper: Hyper, start: Family | None = None) -> Task:
-        """Hand a site its next task; it is outstanding until its update is folded."""
-        self.outstanding[site] = self.version
-        return Task(site, self.version, self.posterior, self.factor(site), hyper, start)
+    def dispatch(self, sites: Sequence[int], hyper: Hyper, start: Family | None = None) -> list[Task]:
+        """Hand sites their next tasks; each is outstanding until its update is folded."""
+        for site in sites:
+            if not 0 <= site < self.sites:
+                raise InputError(f"site {site}: there are sites 0 to {self.sites - 1}")
+        cavities = _rows(self._cavities(sites, self.posterior, self._factors))
+        factors = _rows(jax.tree.map(lambda a: a[list(sites)], self._factors))
+        self.outstanding.update(dict.fromkeys(sites, self.version))
+        rows = zip(sites, cavities, factors, strict=True)
+        return [Task(site, self.version, cavity, factor, hyper, start) for site, cavity, factor in rows]
 
     def fold(self, updates: Sequence[Update], temper: Callable[[Family], Family] = unchanged) -> float:
         """Apply updates together, after a damping policy has tempered their stacked changes.
 
         Returns the share of the tempered changes that was accepted.
         """
+        sites: list[int] = []
         for update in updates:
             self._check(update)
-        sites = [update.site for update in updates]
-        if len(set(sites)) != len(sites):
-            raise NotOutstanding(sites[0], "several updates of one site in one fold")
-        changes = temper(stacked([update.change for update in updates]))
-        share = self._apply(sites, changes, jax.tree.map(lambda a: a.sum(axis=0), changes))
+            sites.append(update.site)
+        if len(set(sites)) < len(sites):
+            twice = next(site for i, site in enumerate(sites) if site in sites[:i])
+            raise NotOutstanding(twice, "several updates of one site in one fold")
+        proposed = stacked([update.change for update in updates])
+        self._check_values(sites, proposed)
+        changes = temper(proposed)
+        share = self._apply(sites, changes, _product(changes))
         for site in sites:
             del self.outstanding[site]
         self.version += len(updates)
@@ -128,79 +151,124 @@ class Ledger:
 
     def replace_prior(self, prior: Family) -> float:
         """Move the prior, as far as the posterior and every cavity stay proper; returns that share."""
-        change = prior / self.prior
-        share = self._apply([], None, change)
-        self.prior = self.prior * change**share
+        _check_prior(prior)
+        old, change = self.prior, prior / self.prior
+        nobody = jax.tree.map(lambda a: a[:0], self._factors)
+        share = self._apply([], nobody, change)
+        self.prior = old * change**share
         return share
 
     def _check(self, update: Update) -> None:
-        if self.outstanding.get(update.site) != update.version:
+        if update.site not in self.outstanding or self.outstanding[update.site] != update.version:
             raise NotOutstanding(update.site, f"no task of version {update.version} is outstanding")
         expected, got = self.prior, update.change
         if type(got) is not type(expected) or jax.tree.structure(got) != jax.tree.structure(expected):
             raise MalformedUpdate(update.site, f"expected a change of family {type(expected).__name__}")
         for i, (a, b) in enumerate(zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True)):
-            if np.shape(a) != np.shape(b) or a.dtype != b.dtype:
-                problem = f"expected {a.dtype} of shape {np.shape(a)}, got {b.dtype} of shape {np.shape(b)}"
-            elif not np.all(np.isfinite(b)):
-                problem = "is not finite"
-            else:
-                continue
-            path = jax.tree_util.tree_leaves_with_path(expected)[i][0]
-            raise MalformedUpdate(update.site, f"change{jax.tree_util.keystr(path)}: {problem}")
+            kind = getattr(b, "dtype", type(b).__name__)
+            if np.shape(a) != np.shape(b) or a.dtype != kind:
+                problem = f"expected {a.dtype} of shape {np.shape(a)}, got {kind} of shape {np.shape(b)}"
+                raise MalformedUpdate(update.site, f"change{self._name(i)}: {problem}")
 
-    def _apply(self, sites: list[int], changes: Family | None, total: Family) -> float:
+    def _check_values(self, sites: list[int], changes: Family) -> None:
+        for i, leaf in enumerate(jax.tree.leaves(changes)):
+            good = np.isfinite(leaf).reshape(len(sites), -1).all(axis=1)
+            if not good.all():
+                raise MalformedUpdate(sites[int(np.argmin(good))], f"change{self._name(i)}: is not finite")
+        for matrices in changes.cone().definite:
+            size = np.abs(matrices).max(axis=(1, 2))
+            gap = np.abs(matrices - np.swapaxes(matrices, 1, 2)).max(axis=(1, 2))
+            good = gap <= 1e-6 * size
+            if not good.all():
+                raise MalformedUpdate(sites[int(np.argmin(good))], "change: a matrix is not symmetric")
+
+    def _name(self, leaf: int) -> str:
+        return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(self.prior)[leaf][0])
+
+    def _apply(self, sites: list[int], changes: Family, total: Family) -> float:
         """q ← q × total^ρ and t_m ← t_m × change_m^ρ, with the largest ρ that keeps everything proper."""
         start, end = self.posterior.cone(), (self.posterior * total).cone()
-        share = admissible_share(start, end)
-        if len(sites) > 1 and changes is not None:
-            share = min(share, self._own_share(sites, changes, total))
+        self._floor = larger(self._floor, rounding_floor(end))
+        share = admissible_share(start, end, self._floor)
+        if len(sites) > 1:
+            cavities = self._cavities(sites, self.posterior, self._factors)
+            moved = jax.tree.map(lambda c, everyone, own: c + (everyone - own), cavities, total, changes)
+            share = min(share, admissible_share(cavities.cone(), moved.cone(), self._floor))
         others = len(sites) < self.sites
         if others:
             share = min(share, self._others_share(sites, start, end))
-        share, moved, factors = self._verified(sites, changes, total, share)
-        weakest = shifted(self._bound(), start, moved.cone()) if others else None
-        self.posterior = moved
-        for kept, new in zip(jax.tree.leaves(self._factors), jax.tree.leaves(factors), strict=True):
-            kept[sites] = new
+        share, posterior, factors = self._verified(sites, changes, total, share)
+        weakest = shifted(self._bound(), start, posterior.cone()) if others else None
+        self.posterior, self._factors = posterior, factors
         if weakest is not None:
-            weakest = reduce(lower_bound, (self.cavity(site).cone() for site in sites), weakest)
+            own = (self.cavity(site).cone() for site in sites)
+            weakest = reduce(lower_bound, own, weakest) if is_surely_inside(weakest) else None
         self._weakest = weakest
         return share
 
     def _verified(
-        self, sites: list[int], changes: Family | None, total: Family, share: float
+        self, sites: list[int], changes: Family, total: Family, share: float
     ) -> tuple[float, Family, Family]:
-        """The new posterior and factors as they come out after rounding; less is taken until they are proper."""
+        """Posterior and factors as they come out after rounding; less is taken until what changed is proper."""
         old = jax.tree.map(lambda a: a[sites], self._factors)
         while share > np.finfo(float).eps:
-            moved = self.posterior * total**share
-            factors = old if changes is None else old * changes**share
-            cavities = jax.tree.map(lambda q, t: q - t, moved, factors)
-            if is_surely_inside(moved.cone()) and is_surely_inside(cavities.cone()):
-                return share, moved, factors
+            posterior = self.posterior * total**share
+            _write(self._factors, sites, old * changes**share)
+            cavities = self._cavities(sites, posterior, self._factors)
+            if is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
+                return share, posterior, self._factors
             share /= 2
-        return 0.0, self.posterior, old
+        _write(self._factors, sites, old)
+        return 0.0, self.posterior, self._factors
 
-    def _own_share(self, sites: list[int], changes: Family, total: Family) -> float:
-        """For the cavities of the sites that changed: each moves by what the others of them changed."""
-        cavities = jax.tree.map(lambda q, t: q - t[sites], self.posterior, self._factors)
-        moved = jax.tree.map(lambda c, everyone, own: c + (everyone - own), cavities, total, changes)
-        return admissible_share(cavities.cone(), moved.cone())
+    def _cavities(self, sites: Sequence[int], posterior: Family, factors: Family) -> Family:
+        """Stacked cavities: by division, or where that cancels all digits, as products of all the others."""
+        divided = jax.tree.map(lambda q, t: q - t[list(sites)], posterior, factors)
+        if is_surely_inside(lowered(divided.cone(), rounding_floor(posterior.cone()))):
+            return divided
+        return jax.tree.map(lambda p, t: p + _sums_of_others(t)[list(sites)], self.prior, factors)
 
     def _others_share(self, sites: list[int], start: Cone, end: Cone) -> float:
         """For the cavities of all other sites: by the bound, and exactly only where the bound does not do."""
-        share = admissible_share(self._bound(), shifted(self._bound(), start, end))
+        bound = self._bound()
+        share = admissible_share(bound, shifted(bound, start, end), self._floor)
         if share < 1:
             mine = set(sites)
-            self._weakest = self._exact_bound([site for site in range(self.sites) if site not in mine])
-            share = admissible_share(self._weakest, shifted(self._weakest, start, end))
+            cones = [self.cavity(site).cone() for site in range(self.sites) if site not in mine]
+            share = min(admissible_share(cone, shifted(cone, start, end), self._floor) for cone in cones)
+            self._weakest = reduce(lower_bound, cones)
         return share
 
     def _bound(self) -> Cone:
         if self._weakest is None:
-            self._weakest = self._exact_bound(range(self.sites))
+            self._weakest = reduce(lower_bound, (self.cavity(site).cone() for site in range(self.sites)))
         return self._weakest
 
-    def _exact_bound(self, sites: Sequence[int]) -> Cone:
-        return reduce(lower_bound, (self.cavity(site).cone() for site in sites))
+
+def _check_prior(prior: Family) -> None:
+    if not is_surely_inside(prior.cone()):
+        raise ImproperDensity("prior: must be proper")
+
+
+def _product(stack: Family) -> Family:
+    """The product of stacked densities."""
+    return jax.tree.map(lambda a: a.sum(axis=0), stack)
+
+
+def _rows(stack: Family) -> list[Family]:
+    """Each row of a stack as a density of its own."""
+    leaves, structure = jax.tree.flatten(stack)
+    return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
+
+
+def _write(stack: Family, sites: list[int], rows: Family) -> None:
+    for kept, new in zip(jax.tree.leaves(stack), jax.tree.leaves(rows), strict=True):
+        kept[sites] = new
+
+
+def _sums_of_others(stack: np.ndarray) -> np.ndarray:
+    """For every row the sum of all others, without subtracting: those before it plus those after it."""
+    before, after = np.zeros_like(stack), np.zeros_like(stack)
+    np.cumsum(stack[:-1], axis=0, out=before[1:])
+    after[:-1] = np.cumsum(stack[:0:-1], axis=0)[::-1]
+    return before + after

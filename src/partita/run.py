@@ -323,7 +323,7 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
         planned = planned and chosen is not None
         if chosen:
             start = run.start if ledger.version == 0 else None
-            tasks = [ledger.dispatch(site, run.current_hyper, start) for site in chosen]
+            tasks = ledger.dispatch(chosen, run.current_hyper, start)
             carrier.submit(tasks, tally.clock)
             tally.sent(tasks)
             evidence.sent(chosen)

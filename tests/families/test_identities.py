@@ -332,7 +332,7 @@ def test_structures_do_not_mix(family):
 def test_results_keep_the_precision_of_the_family(name, q, p, dtype):
     assert not jax.config.jax_enable_x64
     a, b = cast(q, dtype), cast(p, dtype)
-    # Without the flag, tracing says what dtype a float32 family draws; compiling every sampler again would be slow.
+    # Tracing says what a float32 family draws; compiling every sampler again would be slow.
     drawn = (
         draws_of(name) if dtype == np.float64 else jax.eval_shape(lambda a: a.sample(jax.random.key(0)), a)
     )

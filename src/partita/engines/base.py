@@ -108,11 +108,11 @@ class Worker:
                 job.solver,
                 job.expectation,
                 job.learns_hyper,
-                first.posterior,
                 first.begin,
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
                 np.asarray(first.version, np.uint32),
+                stacked([task.cavity for task in tasks]),
                 stacked([task.factor for task in tasks]),
                 self._stacked(shape, [task.site for task in tasks]),
                 np.asarray([task.site for task in tasks], np.uint32),
@@ -179,11 +179,11 @@ def _refine_sites(
     solver: Solver,
     expectation: Expectation,
     learns_hyper: bool,
-    posterior: Family,
     begin: Family,
     hyper: Hyper,
     seed: Array,
     version: Array,
+    cavities: Family,
     factors: Family,
     shards: Shard,
     sites: Array,
@@ -191,17 +191,17 @@ def _refine_sites(
     """The part of the algorithm that a site runs, for a stack of sites."""
     mean = begin.mean()
 
-    def refine(args: tuple[Family, Shard, Array]) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
-        factor, shard, site = args
+    def refine(args: tuple[Family, Family, Shard, Array]) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+        cavity, factor, shard, site = args
         key = site_key(seed, site, version)
-        problem = LocalProblem(model, expectation, posterior / factor, shard, hyper)
+        problem = LocalProblem(model, expectation, cavity, shard, hyper)
         refined, info = solver.refine(problem, begin, factor, key=key)
-        change = refined / problem.cavity / factor
+        change = refined / cavity / factor
         gradient = problem.hyper_gradient(begin, key) if learns_hyper else {}
         return change, info, (inner(factor, mean), inner(change, mean)), gradient
 
     # A loop, not vmap: batched factorisations are slow, and can deadlock, on few cores.
-    return jax.lax.map(refine, (factors, shards, sites))
+    return jax.lax.map(refine, (cavities, factors, shards, sites))
 
 
 @eqx.filter_jit

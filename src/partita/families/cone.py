@@ -18,6 +18,8 @@ from jax import Array
 # A change may use up at most this share of the way to the boundary: a posterior that is barely proper
 # is of no more use than an improper one.
 REACH = 0.99
+# Multiples of the machine's precision, relative to the size of what was added and subtracted.
+ROUNDING = 64
 
 
 class Cone(NamedTuple):
@@ -39,32 +41,43 @@ def is_surely_inside(cone: Cone) -> bool:
     return all(np.all(values > 0) for values in cone.positive) and all(map(_is_definite, cone.definite))
 
 
-def admissible_share(start: Cone, end: Cone) -> float:
-    """The largest ρ in [0, 1] for which `start + ρ (end - start)` stays clear of the boundary.
+def rounding_floor(cone: Cone) -> Cone:
+    """What cannot be told from zero beside coordinates as large as these: an array each, and one number per matrix."""
+    return Cone(
+        tuple(ROUNDING * np.finfo(a.dtype).eps * np.abs(a) for a in cone.positive),
+        tuple(ROUNDING * np.finfo(a.dtype).eps * np.max(np.abs(a)) for a in cone.definite),
+    )
+
+
+def admissible_share(start: Cone, end: Cone, floor: Cone | None = None) -> float:
+    """The largest ρ in [0, 1] for which what falls of `start + ρ (end - start)` stays clear of `floor`.
 
     Positive coordinates have a closed form; definite ones take the smallest generalised eigenvalue of the
     change relative to the start, looked for only where a Cholesky factorisation says that it is needed.
     """
+    floor = Cone((0.0,) * len(start.positive), (0.0,) * len(start.definite)) if floor is None else floor
     share = 1.0
-    for a, b in zip(start.positive, end.positive, strict=True):
-        change = np.asarray(b, np.float64) - a
+    for a, b, least in zip(start.positive, end.positive, floor.positive, strict=True):
+        room, change = np.asarray(a, np.float64) - least, np.asarray(b, np.float64) - a
         falling = change < 0
         if np.any(falling):
-            share = min(share, REACH * float(np.min(np.asarray(a)[falling] / -change[falling])))
-    for a, b in zip(start.definite, end.definite, strict=True):
-        share = min(share, _definite_share(np.asarray(a, np.float64), np.asarray(b, np.float64)))
+            share = min(share, REACH * float(np.min(room[falling] / -change[falling])))
+    for a, b, least in zip(start.definite, end.definite, floor.definite, strict=True):
+        share = min(share, _definite_share(np.asarray(a, np.float64), np.asarray(b, np.float64), float(least)))
     return max(share, 0.0)
 
 
-def _definite_share(start: np.ndarray, end: np.ndarray) -> float:
+def _definite_share(start: np.ndarray, end: np.ndarray, floor: float) -> float:
     change = end - start
-    if _is_definite(start + change / REACH):
+    room = start - floor * np.eye(start.shape[-1])
+    if _is_definite(room + change / REACH) and _is_definite(room):
         return 1.0
     if start.ndim > 2:
-        return min(_definite_share(a, b) for a, b in zip(start, end, strict=True))
-    if not _is_definite(start):
-        return 0.0
-    lowest = scipy.linalg.eigh(change, start, eigvals_only=True, subset_by_index=[0, 0])[0]
+        return min(_definite_share(a, b, floor) for a, b in zip(start, end, strict=True))
+    if not _is_definite(room):
+        slack = ROUNDING * np.finfo(np.float64).eps * np.max(np.abs(change))
+        return 1.0 if np.linalg.eigvalsh(change)[0] >= -slack else 0.0
+    lowest = scipy.linalg.eigh(change, room, eigvals_only=True, subset_by_index=[0, 0])[0]
     return 1.0 if lowest >= -REACH else REACH / -float(lowest)
 
 
@@ -91,6 +104,22 @@ def _matrix_lower_bound(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     D, U = np.linalg.eigh(0.5 * (whitened + whitened.T))
     LU = L @ U
     return (LU * np.minimum(D, 1.0)) @ LU.T
+
+
+def larger(first: Cone, second: Cone) -> Cone:
+    """Elementwise the larger of two floors."""
+    return Cone(
+        tuple(np.maximum(a, b) for a, b in zip(first.positive, second.positive, strict=True)),
+        tuple(np.maximum(a, b) for a, b in zip(first.definite, second.definite, strict=True)),
+    )
+
+
+def lowered(cone: Cone, floor: Cone) -> Cone:
+    """`cone - floor`, for one density or a stack."""
+    return Cone(
+        tuple(a - least for a, least in zip(cone.positive, floor.positive, strict=True)),
+        tuple(a - least * np.eye(a.shape[-1]) for a, least in zip(cone.definite, floor.definite, strict=True)),
+    )
 
 
 def shifted(cone: Cone, start: Cone, end: Cone) -> Cone:
