@@ -33,7 +33,12 @@ def problems() -> dict[str, tuple]:
         "breast cancer, 8 columns, 5 by-label sites": ("LogisticRegression", *cancer, {}),
         "breast cancer, 8 columns, 5 by-label sites ": ("ProbitRegression", *cancer, {}),
         "diabetes, progression / 40 as a count, 5 by-label sites": ("PoissonRegression", body, counts, {}),
-        "diabetes, standardised progression, 5 by-label sites": ("LinearRegression", body, scores, {"noise": 0.7}),
+        "diabetes, standardised progression, 5 by-label sites": (
+            "LinearRegression",
+            body,
+            scores,
+            {"noise": 0.7},
+        ),
     }
 
 
@@ -70,9 +75,9 @@ def section(title: str, name: str, X: np.ndarray, y: np.ndarray, settings: dict)
     ratios = full.posterior.scale / draws.std(0), diagonal.posterior.scale / draws.std(0)
     lines += [
         "",
-        f"Largest difference of a mean: {gap:.2f} posterior standard deviations (full). Standard deviations relative to "
-        f"NUTS: {ratios[0].min():.2f} to {ratios[0].max():.2f} (full), {ratios[1].min():.2f} to {ratios[1].max():.2f} "
-        "(mean-field).",
+        f"Largest difference of a mean: {gap:.2f} posterior standard deviations (full). Standard deviations relative "
+        f"to NUTS: {ratios[0].min():.2f} to {ratios[0].max():.2f} (full), "
+        f"{ratios[1].min():.2f} to {ratios[1].max():.2f} (mean-field).",
         "",
     ]
     return "\n".join(lines)
@@ -84,9 +89,9 @@ def main() -> None:
 Partitioned variational inference over five sites, beside NumPyro's NUTS (4,000 draws) on the pooled data, with the same
 prior N(0, 1) on every weight. Made by `python -m experiments.against_nuts`.
 
-A full Gaussian posterior is close wherever the posterior is nearly Gaussian. A mean-field posterior has the right means but
-underestimates standard deviations where weights are correlated: that is what minimising KL(q ‖ p) over independent
-factors does, and more data do not help.
+A full Gaussian posterior is close wherever the posterior is nearly Gaussian. A mean-field posterior has the right
+means but underestimates standard deviations where weights are correlated: that is what minimising KL(q ‖ p) over
+independent factors does, and more data do not help.
 
 """
     sections = [section(title, *problem) for title, problem in problems().items()]

@@ -66,9 +66,7 @@ def traced_values(expectation, model, q, data, keys) -> jax.Array:
 def values(expectation, model, q, data, seeds=(0,)) -> np.ndarray:
     """E_q[log p] for each seed and row; for each row, if there is one seed."""
     with precision(np.float64):
-        result = np.asarray(
-            traced_values(expectation, model, q, data, jax.vmap(jax.random.key)(np.array(seeds)))
-        )
+        result = np.asarray(traced_values(expectation, model, q, data, jax.vmap(jax.random.key)(np.array(seeds))))
     return result[0] if len(seeds) == 1 else result
 
 
@@ -97,9 +95,7 @@ def test_deterministic_expectations_match_adaptive_quadrature(name, full):
 def test_more_quadrature_points_are_more_exact(name):
     model, y, log_prob = ONE_PREDICTOR[name]
     data, expected = model.shard(0, (X, y)).data, by_quadrature(log_prob, y, True)
-    errors = [
-        np.abs(values(GaussHermite(n), model, density(True), data) - expected).max() for n in (2, 12, 40)
-    ]
+    errors = [np.abs(values(GaussHermite(n), model, density(True), data) - expected).max() for n in (2, 12, 40)]
     assert errors[0] > 1e-3 or name == "linear"
     assert errors[2] <= errors[1] + 1e-9 <= errors[0] + 2e-9
 
@@ -120,9 +116,7 @@ def test_closed_form_with_unknown_noise_matches_draws():
     q = pt.families.NormalGamma.from_parameters(LOCATION, np.linalg.inv(COVARIANCE), 4.0, 2.0)
     y, generator = np.array([0.2, -1.0, 0.5, 2.0]), np.random.default_rng(0)
     tau = generator.gamma(4.0, 1 / 2.0, 200_000)
-    f = (
-        LOCATION + generator.multivariate_normal(np.zeros(2), COVARIANCE, len(tau)) / np.sqrt(tau)[:, None]
-    ) @ X.T
+    f = (LOCATION + generator.multivariate_normal(np.zeros(2), COVARIANCE, len(tau)) / np.sqrt(tau)[:, None]) @ X.T
     draws = stats.norm.logpdf(y, f, 1 / np.sqrt(tau)[:, None])
     expected = values(ClosedForm(), model, q, model.shard(0, (X, y)).data)
     assert np.all(np.abs(draws.mean(axis=0) - expected) <= 5 * draws.std(axis=0) / np.sqrt(len(tau)))
@@ -241,7 +235,5 @@ def test_rows_of_zeros_have_finite_gradients(name, posterior):
     expectation = choose(model, q)
     with precision(np.float64):
         hyper = {key: jnp.asarray(value) for key, value in model.hyper.items()}
-        gradient = jax.jit(
-            lambda q: q.mean_gradient(lambda v: jnp.sum(expectation(model, v, data, hyper, KEY)))
-        )(q)
+        gradient = jax.jit(lambda q: q.mean_gradient(lambda v: jnp.sum(expectation(model, v, data, hyper, KEY))))(q)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))

@@ -126,7 +126,13 @@ def test_parallel_dynamics_do_not_depend_on_the_partition(cancer, optimum, dampi
     def trace(shards):
         posteriors = []
         schedule = pt.schedules.Synchronous(rounds=12)
-        pt.fit(optimum.model, shards, schedule=schedule, damping=damping, callbacks=[lambda e: posteriors.append(e.posterior)])
+        pt.fit(
+            optimum.model,
+            shards,
+            schedule=schedule,
+            damping=damping,
+            callbacks=[lambda e: posteriors.append(e.posterior)],
+        )
         return posteriors
 
     partitions = [

@@ -27,7 +27,12 @@ def log_marginal(X, y, prior_scale, noise):
     ids=["synchronous", "sequential"],
 )
 def test_type_two_estimates_agree_with_the_direct_maximiser(data, schedule):
-    direct = minimize(lambda logs: -log_marginal(*data, *np.exp(logs)), [0, 0], method="Nelder-Mead", options={"xatol": 1e-8})
+    direct = minimize(
+        lambda logs: -log_marginal(*data, *np.exp(logs)),
+        [0, 0],
+        method="Nelder-Mead",
+        options={"xatol": 1e-8},
+    )
     model = pt.models.LinearRegression(features=6, noise=1.0, intercept=False)
     shards = pt.datasets.split(data, sites=5, sizes=[1, 2, 3, 4, 5])
     result = pt.fit(model, shards, schedule=schedule, hyper=pt.LearnHyper())
@@ -45,7 +50,9 @@ def test_gradient_from_shares_is_the_gradient_of_the_marginal_likelihood(data):
     shards = pt.datasets.split(data, sites=3)
     fitted = pt.fit(model, shards, schedule=pt.schedules.OnePass())
     learner = LearnHyper().begin(model, 3)
-    learner.add([Update(m, 0, fitted.posterior, 0.0, hyper_gradient=g) for m, g in enumerate(shares(model, shards, fitted))])
+    learner.add(
+        [Update(m, 0, fitted.posterior, 0.0, hyper_gradient=g) for m, g in enumerate(shares(model, shards, fitted))]
+    )
     gradient = learner.gradient(fitted.posterior)
     for name, other in (("prior_scale", {"noise": 0.8}), ("noise", {"prior_scale": 1.3})):
         value, step = model.hyper[name], 1e-5

@@ -357,9 +357,7 @@ def test_the_history_says_what_the_ledger_held_back():
     )
     rows = [np.ones(1), np.ones(1), -np.ones(1), -np.ones(1)]
     expectation = pt.expectations.MonteCarlo(64)
-    history = pt.fit(
-        model, rows, schedule=Synchronous(rounds=4), damping=1.0, expectation=expectation
-    ).history
+    history = pt.fit(model, rows, schedule=Synchronous(rounds=4), damping=1.0, expectation=expectation).history
     damped = [row for row in history if row["damped"]]
     assert damped
     assert all(0 <= row["accepted"] < row["wanted"] == 1 for row in damped)

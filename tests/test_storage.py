@@ -362,8 +362,7 @@ def test_a_full_database_is_not_acknowledged_and_can_be_resumed(run_dir):
     folds = len(read_history(run_dir))
     assert 0 < folds < 50
     assert (
-        fit(run_dir, resume=True, engine=pt.engines.InProcess(), **settings).fingerprint
-        == fit(**settings).fingerprint
+        fit(run_dir, resume=True, engine=pt.engines.InProcess(), **settings).fingerprint == fit(**settings).fingerprint
     )
 
 
@@ -639,8 +638,5 @@ FORBIDDEN = re.compile(r"pickle|joblib|marshal|shelve|dill|\beval\(|\bexec\(")
 def test_nothing_stored_or_sent_can_run_code():
     sources = sorted(Path(pt.__file__).parent.rglob("*.py"))
     assert len(sources) > 20
-    code = {
-        path: re.sub(r'""".*?"""|#.*?$', "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
-        for path in sources
-    }
+    code = {path: re.sub(r'""".*?"""|#.*?$', "", path.read_text(), flags=re.DOTALL | re.MULTILINE) for path in sources}
     assert [str(path) for path, text in code.items() if FORBIDDEN.search(text)] == []

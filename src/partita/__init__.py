@@ -12,14 +12,36 @@ from partita.threads import cap_blas_threads
 cap_blas_threads()
 
 if TYPE_CHECKING:
-    from partita import datasets, engines, errors, expectations, families, metrics, models, report, schedules, solvers
+    from partita import (
+        datasets,
+        engines,
+        errors,
+        expectations,
+        families,
+        metrics,
+        models,
+        report,
+        schedules,
+        solvers,
+    )
     from partita.errors import PartitaError
     from partita.hyper import LearnHyper
     from partita.models import Model
     from partita.result import Result, load
     from partita.run import evidence, fit, partial_fit
 
-_MODULES = ("datasets", "engines", "errors", "expectations", "families", "metrics", "models", "report", "schedules", "solvers")
+_MODULES = (
+    "datasets",
+    "engines",
+    "errors",
+    "expectations",
+    "families",
+    "metrics",
+    "models",
+    "report",
+    "schedules",
+    "solvers",
+)
 _NAMES = {
     "LearnHyper": "partita.hyper",
     "Model": "partita.models",

@@ -75,7 +75,8 @@ def demo(
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Take precedence over the file.")
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Take precedence over the file."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[bool, typer.Option(help="Carry on with the run in that folder.")] = False,
@@ -149,7 +150,9 @@ def finish(folder: Path, measured: dict[str, float], json: bool) -> None:
         "log evidence": load(saved).log_evidence if saved.exists() else None,
     }
     words = "Finished." if saved.exists() else "Not finished: the table shows the latest update."
-    page = write_report(folder / "report.html", Report(f"Run {folder.name}", words, [row], [Curve(folder.name, history)]))
+    page = write_report(
+        folder / "report.html", Report(f"Run {folder.name}", words, [row], [Curve(folder.name, history)])
+    )
     if json:
         typer.echo(to_json({"event": "summary", **row, "report": str(page)}))
     else:

@@ -112,7 +112,11 @@ class Reader:
             solver=self._named("solver", SOLVERS, tables.get("solver", {}), "fixed-point"),
             schedule=self._named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous"),
             hyper=self._hyper(tables.get("hyper")),
-            **{name: self._typed("", name, tables[name], int if name == "seed" else None) for name in plain if name in tables},
+            **{
+                name: self._typed("", name, tables[name], int if name == "seed" else None)
+                for name in plain
+                if name in tables
+            },
         )
 
     def _model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -221,4 +225,3 @@ def build_model(config: Config, X: np.ndarray, y: np.ndarray) -> AbstractModel:
         return kind(**derived, **settings)
     except (InputError, TypeError) as error:
         raise ConfigError(f"[model] {error}") from None
-

@@ -4,78 +4,78 @@
 Whatever a policy asks for, the ledger accepts less where the posterior or a cavity would become improper.
 """
 
-from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+from partita.checks import check_share, is_number
 from partita.errors import InputError
 from partita.families import Family
 
 
-class Damping:
-    """A policy: `begin` a run, `observe` its free energy, `temper` what sites propose."""
+@dataclass
+class Tempering:
+    """What a policy does in one run: `observe` the free energy, `temper` what sites propose. This one never changes."""
 
     # The share of the latest proposals that was asked for.
     share: float
 
-    @abstractmethod
-    def begin(self, sites: int, parallel: bool) -> "Damping":
-        """A fresh policy for a run with that many sites, several of them working at once or not."""
-
     def observe(self, free_energy: float, uncertainty: float) -> None:
         """An estimate of the free energy, whenever every site has reported again, and how far off it may be."""
 
-    @abstractmethod
     def temper(self, changes: Family) -> Family:
         """What is to be applied of proposed changes, stacked with one row per site."""
+        return changes**self.share
 
     def settle(self, accepted: float) -> None:
         """How much of what `temper` gave the ledger accepted."""
 
 
-@dataclass
-class Fixed(Damping):
+class Damping(Protocol):
+    """A policy, ready for any run."""
+
+    def begin(self, sites: int, parallel: bool) -> Tempering:
+        """For a run with that many sites, several of them working at once or not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
     """Always the same share; None stands for one over the number of sites."""
 
     value: float | None = None
 
     def __post_init__(self) -> None:
-        if self.value is not None and not 0 < self.value <= 1:
-            raise InputError(f"damping: expected a number in (0, 1], got {self.value}")
+        if self.value is not None:
+            check_share(damping=self.value)
 
-    def begin(self, sites: int, parallel: bool) -> "Fixed":
-        return Fixed(1 / sites if self.value is None else self.value)
-
-    @property
-    def share(self) -> float:  # type: ignore[override]
-        return 1.0 if self.value is None else self.value
-
-    def temper(self, changes: Family) -> Family:
-        return changes**self.share
+    def begin(self, sites: int, parallel: bool) -> Tempering:
+        return Tempering(1 / sites if self.value is None else self.value)
 
 
 @dataclass(frozen=True)
-class Auto(Damping):
+class Auto:
     """Starts at 1/M where sites work at once and at 1 where they take turns.
 
     Grows while the estimated free energy improves, and shrinks when it falls. Where the fall is certain, because all
-    sites have evaluated one posterior, the step that caused it is taken back to the new share first: synchronous runs
-    then improve from round to round.
+    sites have evaluated one posterior, the step that caused it is taken back to the new share instead of another.
     """
 
     grow: float = 1.5
     regrow: float = 1.25
     shrink: float = 0.5
 
-    def begin(self, sites: int, parallel: bool) -> "Damping":
-        return _AutoRun(self, 1 / sites if parallel else 1.0, min(1e-3, 0.1 / sites))
+    def begin(self, sites: int, parallel: bool) -> Tempering:
+        first = 1 / sites if parallel else 1.0
+        return AutoTempering(first, settings=self, current=first, smallest=min(1e-3, 0.1 / sites))
 
 
 @dataclass
-class _AutoRun(Damping):
+class AutoTempering(Tempering):
+    """`current` is the share to ask for next; `share` what was asked for last: nothing, when a step is taken back."""
+
     settings: Auto
     current: float
     smallest: float
-    share: float = 0.0
     best: float | None = None
     has_fallen: bool = False
     taking_back: bool = False
@@ -108,14 +108,14 @@ class _AutoRun(Damping):
             self.applied = self.applied**accepted
 
 
-def as_damping(value: "float | str | Damping") -> Damping:
+def as_damping(value: Any) -> Damping:
     """From a number, "1/M", "auto", or a policy."""
-    if isinstance(value, Damping):
+    if callable(getattr(value, "begin", None)):
         return value
     if value == "auto":
         return Auto()
     if value == "1/M":
         return Fixed(None)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return Fixed(float(value))
     raise InputError(f'damping: expected a number in (0, 1], "1/M" or "auto", got {value!r}')

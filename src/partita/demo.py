@@ -94,7 +94,10 @@ def run_method(method: Method, digits: Digits, seed: int, callbacks: Sequence[Ca
         schedule=method.schedule,
         damping=method.damping,
         seed=seed,
-        callbacks=(Every(metrics, folds=1 if method.schedule.waits and method.schedule.parallel else SITES), *callbacks),
+        callbacks=(
+            Every(metrics, folds=1 if method.schedule.waits and method.schedule.parallel else SITES),
+            *callbacks,
+        ),
     )
     seconds = time.perf_counter() - began
     posterior = result.posterior * rest
@@ -131,8 +134,8 @@ def report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
     return Report(
         title="Digits over ten sites",
         words=(
-            "A Bayesian softmax regression, fitted without moving data: partitioned variational inference (PVI) with three "
-            "schedules, beside global variational inference on pooled data and the Bayesian committee machine (BCM). "
+            "A Bayesian softmax regression, fitted without moving data: partitioned variational inference (PVI) with "
+            "three schedules, beside global variational inference on pooled data and the Bayesian committee machine. "
             "Log evidence is the free energy, a lower bound; messages and bytes are those that would leave a site."
         ),
         table=[outcome.row for outcome in outcomes],

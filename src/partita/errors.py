@@ -24,12 +24,12 @@ class InputError(PartitaError, ValueError):
 
 
 class ShardError(InputError):
-    """One site's data cannot be used; names the site and the argument."""
+    """One site's data cannot be used; names the site, if they are a site's, and the argument."""
 
-    def __init__(self, site: int, argument: str, problem: str):
+    def __init__(self, site: int | None, argument: str, problem: str):
         self.site = site
         self.argument = argument
-        super().__init__(f"site {site}: {argument}: {problem}")
+        super().__init__(f"{argument}: {problem}" if site is None else f"site {site}: {argument}: {problem}")
 
 
 class ConfigError(InputError):

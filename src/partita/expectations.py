@@ -12,11 +12,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
+from partita.checks import check_count
 from partita.errors import InputError
 from partita.families import Family, Gaussian, MeanField
 from partita.models import AbstractModel, Hyper
+from partita.runtime import Array
 
 # Keeps the derivative of a square root finite where a predictor does not vary at all.
 TINY = 1e-30
@@ -47,6 +48,9 @@ class GaussHermite(Expectation):
 
     points: int = 40
 
+    def __check_init__(self) -> None:
+        check_count("GaussHermite: ", points=self.points)
+
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         m, v = q.project(data.X)
         nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(self.points))
@@ -65,6 +69,9 @@ class LocalReparameterisation(Expectation):
     samples: int = 32
     fixed: bool = True
 
+    def __check_init__(self) -> None:
+        check_count("LocalReparameterisation: ", samples=self.samples)
+
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         m, v = q.project(data.X)
         if self.fixed:
@@ -80,6 +87,9 @@ class MonteCarlo(Expectation):
     """Draws of the parameters, differentiated through (Rezende et al., 2014); for any model."""
 
     samples: int = 32
+
+    def __check_init__(self) -> None:
+        check_count("MonteCarlo: ", samples=self.samples)
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         params = q.sample(key, (self.samples,))

@@ -5,11 +5,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from partita.expectations import Expectation
 from partita.families import Family
 from partita.models import AbstractModel, Hyper
+from partita.runtime import Array
 from partita.shards import Shard
 
 

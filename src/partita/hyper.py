@@ -24,8 +24,8 @@ from partita.runtime import on_host, precision
 class LearnHyper:
     """Which hyperparameters to learn (all, if none are named), and the first and largest step on their logarithms.
 
-    Steps follow the sign of the gradient, and grow while it keeps its sign (Rprop; Riedmiller and Braun, 1993): at first
-    the posterior lags behind and gradients are off by orders of magnitude, but seldom in their sign.
+    Steps follow the sign of the gradient, and grow while it keeps its sign (Rprop; Riedmiller and Braun, 1993): at
+    first the posterior lags behind and gradients are off by orders of magnitude, but seldom in their sign.
     """
 
     names: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ from partita.families.cone import (
     shifted,
 )
 from partita.models import Hyper
+from partita.runtime import same_structure
 
 
 @dataclass(frozen=True)
@@ -142,27 +143,31 @@ class Ledger:
             raise NotOutstanding(twice, "several updates of one site in one fold")
         proposed = stacked([update.change for update in updates])
         self._check_values(sites, proposed)
-        changes = temper(proposed)
-        share = self._apply(sites, changes, _product(changes))
+        with np.errstate(over="ignore", invalid="ignore"):
+            changes = temper(proposed)
+            share = self._apply(sites, changes, _product(changes))
         for site in sites:
             del self.outstanding[site]
         self.version += len(updates)
         return share
 
-    def replace_prior(self, prior: Family) -> float:
-        """Move the prior, as far as the posterior and every cavity stay proper; returns that share."""
+    def replace_prior(self, prior: Family) -> bool:
+        """Put another prior in place, if the posterior and every cavity stay proper; says whether it did."""
         _check_prior(prior)
-        old, change = self.prior, prior / self.prior
-        nobody = jax.tree.map(lambda a: a[:0], self._factors)
-        share = self._apply([], nobody, change)
-        self.prior = old * change**share
-        return share
+        change = prior / self.prior
+        start, end = self.posterior.cone(), (self.posterior * change).cone()
+        share = min(admissible_share(start, end, self._floor), self._others_share([], start, end))
+        if share < 1:
+            return False
+        self.prior, self.posterior = prior, self.posterior * change
+        self._weakest = None
+        return True
 
     def _check(self, update: Update) -> None:
         if update.site not in self.outstanding or self.outstanding[update.site] != update.version:
             raise NotOutstanding(update.site, f"no task of version {update.version} is outstanding")
         expected, got = self.prior, update.change
-        if type(got) is not type(expected) or jax.tree.structure(got) != jax.tree.structure(expected):
+        if type(got) is not type(expected) or not same_structure(got, expected):
             raise MalformedUpdate(update.site, f"expected a change of family {type(expected).__name__}")
         for i, (a, b) in enumerate(zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True)):
             kind = getattr(b, "dtype", type(b).__name__)
@@ -206,16 +211,15 @@ class Ledger:
         self._weakest = weakest
         return share
 
-    def _verified(
-        self, sites: list[int], changes: Family, total: Family, share: float
-    ) -> tuple[float, Family, Family]:
+    def _verified(self, sites: list[int], changes: Family, total: Family, share: float) -> tuple[float, Family, Family]:
         """Posterior and factors as they come out after rounding; less is taken until what changed is proper."""
         old = jax.tree.map(lambda a: a[sites], self._factors)
         while share > np.finfo(float).eps:
             posterior = self.posterior * total**share
             _write(self._factors, sites, old * changes**share)
             cavities = self._cavities(sites, posterior, self._factors)
-            if is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
+            finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((posterior, cavities)))
+            if finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
                 return share, posterior, self._factors
             share /= 2
         _write(self._factors, sites, old)

@@ -6,42 +6,49 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from partita.errors import InputError
 from partita.expectations import hermite, normal_points
 from partita.families import Family, Gaussian, MeanField, NormalGamma
 from partita.models import AbstractModel, Hyper, LinearRegression
 from partita.models.linear import LinearPredictor
-from partita.runtime import on_host, precision
+from partita.runtime import Array, on_host, precision
+from partita.shards import check_rows
 
 QUADRATURE_POINTS = 40
 
 
 def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: int = 256) -> np.ndarray:
-    """E_q[response(xᵀθ)] for each row: quadrature where there is one predictor, `samples` draws where there are more."""
-    rows = _design(model, X)
+    """E_q[response(xᵀθ)] for each row: by quadrature for one predictor, with `samples` draws for several."""
+    linear = _linear(model)
+    rows = _rows(linear, X)
     with precision(model.dtype):
-        return on_host(_expected_response(model, posterior, rows, samples))
+        return on_host(_expected_response(linear, posterior, rows, samples))
 
 
 def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any) -> np.ndarray:
     """The standard deviation of a new observation, noise included, for linear regression."""
     if not isinstance(model, LinearRegression):
         raise InputError(f"return_std: {type(model).__name__} has no normal predictive; use predict_proba or sample")
-    rows = _design(model, X)
+    rows = _rows(model, X)
     if isinstance(posterior, NormalGamma):
         spread = np.sum(rows * np.linalg.solve(posterior.precision, rows.T).T, axis=1)
         return np.sqrt(posterior.rate / (posterior.shape - 1) * (1 + spread))
     with precision(model.dtype):
-        variance = np.asarray(posterior.project(rows)[1])
+        variance = np.asarray(posterior.project(rows)[1])  # type: ignore[attr-defined]
     return np.sqrt(variance + hyper["noise"] ** 2)
 
 
-def _design(model: AbstractModel, X: Any) -> np.ndarray:
+def _rows(model: LinearPredictor, X: Any) -> np.ndarray:
+    rows = model.design(None, X)
+    check_rows(None, {"X": rows})
+    return rows
+
+
+def _linear(model: AbstractModel) -> LinearPredictor:
     if not isinstance(model, LinearPredictor):
         raise InputError(f"{type(model).__name__} does not say how it predicts: use `sample` and your own function")
-    return model.design(-1, X)
+    return model
 
 
 @eqx.filter_jit

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.damping import Damping, as_damping
+from partita.damping import Damping, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker
 from partita.errors import InputError, RunMismatch
 from partita.expectations import Expectation, choose
@@ -81,12 +82,12 @@ def fit(
         hyper=hyper,
         seed=check_seed(seed),
     )
-    journal = None if run_dir is None else run.journal(run_dir, resume)
+    run.engine.open(run.job())
     try:
-        return run.finish(callbacks, journal)
+        with nullcontext() if run_dir is None else run.journal(run_dir, resume) as journal:
+            return run.finish(callbacks, journal)
     finally:
-        if journal is not None:
-            journal.close()
+        run.engine.close()
 
 
 def partial_fit(
@@ -103,12 +104,17 @@ def partial_fit(
     Starts from a model and goes on from results. Each batch adds a factor to `prior × ∏ factors`; the log evidence
     is that of the whole stream, log p(y_1) + log p(y_2 | y_1) + …, each term a lower bound.
     """
-    settings: dict[str, Any] = {"solver": solver, "schedule": schedule, "expectation": expectation, "seed": seed}
+    settings: dict[str, Any] = {
+        "solver": solver,
+        "schedule": schedule,
+        "expectation": expectation,
+        "seed": seed,
+    }
     if not isinstance(state, Result):
         return fit(state, [shard], **settings)
     model = state.model
     if state.hyper != model.hyper:
-        model = replace(model, **state.hyper)  # type: ignore[type-var]
+        model = replace(model, **state.hyper)
     step = fit(model.with_prior(state.posterior), [shard], **settings)
     return replace(
         state,
@@ -180,9 +186,7 @@ class Run:
     def job(self) -> Job:
         assert self.expectation is not None
         learns = self.learner is not None
-        return Job(
-            self.model, self.solver, self.expectation, self.shards, self.seed, learns, self.schedule.waits
-        )
+        return Job(self.model, self.solver, self.expectation, self.shards, self.seed, learns, self.schedule.waits)
 
     def journal(self, run_dir: str | os.PathLike, resume: bool) -> Journal:
         schedule = {f.name: getattr(self.schedule, f.name) for f in fields(self.schedule) if f.name not in BUDGETS}
@@ -203,18 +207,14 @@ class Run:
     def finish(self, callbacks: Sequence[Callback], journal: Journal | None) -> Result:
         """Run to the end, then ask every site for its share of the evidence at the final posterior."""
         history = []
-        self.engine.open(self.job())
-        try:
-            for event in iterate(self, journal):
-                for callback in callbacks:
-                    event.metrics.update(callback(event) or {})
-                row = event.row()
-                history.append(row)
-                if journal is not None and not event.replayed:
-                    journal.add_row(event.fold, row)
-            values = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
-        finally:
-            self.engine.close()
+        for event in iterate(self, journal):
+            for callback in callbacks:
+                event.metrics.update(callback(event) or {})
+            row = event.row()
+            history.append(row)
+            if journal is not None:
+                journal.add_row(event.fold, row)
+        values = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
             model=self.model,
@@ -345,7 +345,7 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
 class Carrier:
     """The engine, preceded by what the journal holds already.
 
-    While there are recorded folds, tasks are kept back; those that the record does not answer go to the engine after it.
+    While there are recorded folds, tasks are kept back; those that the record does not answer go to the engine after.
     """
 
     def __init__(self, engine: Engine, recorded: Iterator[list[Update]]):
@@ -381,7 +381,7 @@ class Carrier:
 
 
 def _folded(
-    run: Run, updates: list[Update], damping: Damping, tally: Tally, evidence: Evidence, board: Board
+    run: Run, updates: list[Update], damping: Tempering, tally: Tally, evidence: Evidence, board: Board
 ) -> Event:
     ledger, before = run.ledger, run.ledger.posterior
     staleness = max(ledger.version - update.version for update in updates)
@@ -425,7 +425,13 @@ def _folded(
 
 
 def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
-    ledger.replace_prior(prior_of(learner.model, learner.step(ledger.posterior)))
+    """As much of the step as leaves everything proper: whole, half, a quarter, … or none."""
+    old, new = learner.hyper, learner.step(ledger.posterior)
+    for halvings in range(20):
+        learner.hyper = {name: old[name] * (new[name] / old[name]) ** (0.5**halvings) for name in old}
+        if ledger.replace_prior(prior_of(learner.model, learner.hyper)):
+            return
+    learner.hyper = old
 
 
 @eqx.filter_jit

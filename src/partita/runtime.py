@@ -11,10 +11,19 @@ import equinox as eqx
 import jax
 import numpy as np
 
+# NumPy's or JAX's: densities, data and messages can be made of either.
+Array = Any
+
+
+def same_structure(first: Any, second: Any) -> bool:
+    """Whether two trees differ at most in their leaves."""
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (first, second)]
+    return structures[0] == structures[1]
+
 
 def precision(dtype: Any) -> AbstractContextManager:
     """A context in which JAX computes in `dtype`, whatever the global flag says; the flag is not touched."""
-    if np.dtype(dtype) == np.float64 and not jax.config.jax_enable_x64:
+    if dtype is not None and np.dtype(dtype) == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         return jax.enable_x64(True)
     return nullcontext()
 
@@ -28,6 +37,14 @@ def is_traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def dtype_of(tree: Any) -> np.dtype | None:
+    """The floating dtype of a tree's arrays; None if it has none."""
+    arrays = (np.ndarray, np.generic, jax.Array)
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(tree) if isinstance(leaf, arrays)]
+    floating = [dtype for dtype in dtypes if jax.dtypes.issubdtype(dtype, np.floating)]
+    return np.result_type(*floating) if floating else None
+
+
 def as_array(value: Any) -> Any:
     """A NumPy array, unless JAX has it already."""
     if isinstance(value, jax.Array):
@@ -37,7 +54,7 @@ def as_array(value: Any) -> Any:
 
 
 def in_own_precision(method: Callable) -> Callable:
-    """Let a method of a pytree compute in the precision of its own arrays.
+    """Let a method of a pytree compute in the precision of its own arrays; a class method in that of its arguments.
 
     Called from ordinary Python it is compiled and returns NumPy arrays in that precision; inside a traced
     function it changes nothing.
@@ -48,8 +65,9 @@ def in_own_precision(method: Callable) -> Callable:
     def wrapped(self, *args, **kwargs):
         if is_traced((self, args, kwargs)):
             return method(self, *args, **kwargs)
-        with precision(np.result_type(*jax.tree.leaves(self))):
-            return on_host(compiled(self, *args, **kwargs))
+        with precision(dtype_of(self) or dtype_of(args)):
+            result = compiled(self, *args, **kwargs)
+        return result if is_traced(result) else on_host(result)
 
     return wrapped
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from partita.errors import InputError
+from partita.checks import check_count, check_share
 
 
 class Board:
@@ -65,12 +65,6 @@ class Schedule:
         """How many updates there will be, for progress bars."""
 
 
-def _at_least_one(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InputError(f"schedule: {name}: expected a whole number of at least 1, got {value!r}")
-
-
 @dataclass(frozen=True)
 class Sequential(Schedule):
     """One site after the other, `passes` times round."""
@@ -78,7 +72,7 @@ class Sequential(Schedule):
     passes: int = 10
 
     def __post_init__(self) -> None:
-        _at_least_one(passes=self.passes)
+        check_count("schedule: ", passes=self.passes)
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         for _ in range(self.passes):
@@ -106,7 +100,7 @@ class RandomOrder(Schedule):
     passes: int = 10
 
     def __post_init__(self) -> None:
-        _at_least_one(passes=self.passes)
+        check_count("schedule: ", passes=self.passes)
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         generator = board.random()
@@ -124,7 +118,7 @@ class Priority(Schedule):
     updates: int = 100
 
     def __post_init__(self) -> None:
-        _at_least_one(updates=self.updates)
+        check_count("schedule: ", updates=self.updates)
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         for number in range(self.updates):
@@ -132,7 +126,8 @@ class Priority(Schedule):
 
     @staticmethod
     def _urgency(board: Board, site: int) -> float:
-        return board.last_change[site] * (board.version - board.last_visit[site])
+        smallest = np.finfo(float).tiny
+        return max(board.last_change[site], smallest) * (board.version - board.last_visit[site])
 
     def total(self, sites: int) -> int:
         return self.updates
@@ -146,9 +141,8 @@ class Synchronous(Schedule):
     participation: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least_one(rounds=self.rounds)
-        if not 0 < self.participation <= 1:
-            raise InputError(f"schedule: participation: expected a number in (0, 1], got {self.participation}")
+        check_count("schedule: ", rounds=self.rounds)
+        check_share("schedule: ", participation=self.participation)
 
     @property
     def parallel(self) -> bool:
@@ -161,7 +155,7 @@ class Synchronous(Schedule):
         generator, number = board.random(), self._number(board.sites)
         for _ in range(self.rounds):
             everybody = number == board.sites
-            yield list(range(number)) if everybody else sorted(map(int, generator.permutation(board.sites)[:number]))
+            yield (list(range(number)) if everybody else sorted(map(int, generator.permutation(board.sites)[:number])))
 
     def total(self, sites: int) -> int:
         return self.rounds * self._number(sites)
@@ -179,7 +173,9 @@ class Asynchronous(Schedule):
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least_one(updates=self.updates, max_staleness=self.max_staleness)
+        check_count("schedule: ", updates=self.updates)
+        if self.max_staleness is not None:
+            check_count("schedule: ", max_staleness=self.max_staleness)
 
     @property
     def waits(self) -> bool:
@@ -197,13 +193,12 @@ class Asynchronous(Schedule):
             yield chosen
 
     def _room(self, board: Board) -> int:
-        """How many more may be sent off; at least one, if nobody is working."""
+        """How many more may be sent off."""
         if self.max_staleness is None:
             return board.sites
         oldest = min(board.outstanding.values(), default=board.version)
         # All outstanding but the oldest may be folded before it, as may those sent off now.
-        room = self.max_staleness - (board.version - oldest) - max(len(board.outstanding) - 1, 0)
-        return max(room, 0 if board.outstanding else 1)
+        return max(0, self.max_staleness - (board.version - oldest) - (len(board.outstanding) - 1))
 
     def total(self, sites: int) -> int:
         return self.updates

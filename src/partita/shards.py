@@ -7,9 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from partita.errors import ShardError
+from partita.runtime import Array
 
 
 class Shard(eqx.Module):
@@ -78,7 +78,7 @@ def padded_together(shards: Sequence[Shard]) -> list[Shard]:
     return [padded(shard, int(sizes[i])) for shard, i in zip(shards, level, strict=True)]
 
 
-def check_rows(site: int, named: Mapping[str, np.ndarray]) -> None:
+def check_rows(site: int | None, named: Mapping[str, np.ndarray]) -> None:
     """All arrays have at least one row, equally many, and are finite."""
     first, *others = named
     rows = len(named[first])
@@ -93,11 +93,11 @@ def check_rows(site: int, named: Mapping[str, np.ndarray]) -> None:
             raise ShardError(site, name, f"is not finite at {place}: drop or impute such rows first")
 
 
-def check_weights(site: int, weights: Any, rows: int, dtype: Any) -> np.ndarray:
+def check_weights(site: int | None, weights: Any, rows: int, dtype: Any) -> np.ndarray:
     """Weights of rows: missing means one each; finite, not negative, not all zero."""
     if weights is None:
         return np.ones(rows, dtype)
-    array = np.asarray(weights, dtype)
+    array = as_numbers(site, "weights", weights, dtype)
     if array.shape != (rows,):
         raise ShardError(site, "weights", f"expected shape ({rows},), got {array.shape}")
     if not np.all(np.isfinite(array)) or np.any(array < 0) or not np.any(array > 0):
@@ -105,7 +105,7 @@ def check_weights(site: int, weights: Any, rows: int, dtype: Any) -> np.ndarray:
     return array
 
 
-def as_numbers(site: int, name: str, value: Any, dtype: Any) -> np.ndarray:
+def as_numbers(site: int | None, name: str, value: Any, dtype: Any) -> np.ndarray:
     """An array of numbers, or an error that names the argument."""
     try:
         return np.array(value, dtype)

@@ -1,7 +1,8 @@
 """What survives a crash: the journal of a run, and saved results. SQLite and safetensors; never pickle.
 
 The journal holds every update in the order in which it was folded, committed before anybody hears of it. All else
-(ledger, damping, schedule, clock) is a deterministic function of the updates, so a run is resumed by folding them again.
+(ledger, damping, schedule, clock) is a deterministic function of the updates, so a run is resumed by folding them
+again.
 """
 
 import dataclasses
@@ -10,9 +11,10 @@ import hashlib
 import json
 import os
 import sqlite3
-import struct
 import tempfile
+import types
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,42 +33,59 @@ NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
 )  # fmt: skip
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS updates (
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE updates (
     number INTEGER PRIMARY KEY, fold INTEGER NOT NULL, site INTEGER NOT NULL, version INTEGER NOT NULL,
     payload BLOB NOT NULL, digest BLOB NOT NULL
 ) STRICT;
-CREATE TABLE IF NOT EXISTS history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
+CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
 """
 
 
 class Journal:
-    """The write-ahead log of one run, in `run_dir/journal.sqlite`."""
+    """The write-ahead log of one run, in `run_dir/journal.sqlite`. A context manager."""
 
     def __init__(self, run_dir: str | os.PathLike, description: Row, like: Family, resume: bool):
         self.folder = Path(run_dir)
         self.path = self.folder / "journal.sqlite"
         self._like = like
-        if self.path.exists() and not resume:
-            raise RunMismatch(f"{self.folder} holds a run already: resume it (resume=True, --resume), or choose another folder")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.folder / "lock")
-            self._database = _connected(self.path)
-            self._database.executescript(SCHEMA)
-            self._check(description)
-        except sqlite3.DatabaseError as error:
-            raise CorruptStorage(f"{self.path}: {error}") from error
-        except OSError as error:
-            raise StorageError(f"{self.folder}: {error.strerror or error}") from error
+        with ExitStack() as opened:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                opened.callback(os.close, _locked(self.folder / "lock"))
+                if self.path.exists() and not resume:
+                    raise RunMismatch(
+                        f"{self.folder} holds a run already: resume it (resume=True, --resume), or use another folder"
+                    )
+                if not self.path.exists():
+                    _create(self.path, description)
+                self._database = _connected(self.path)
+                opened.callback(self._database.close)
+                self._check(description)
+                self._rows = {fold for (fold,) in self._database.execute("SELECT fold FROM history")}
+            except sqlite3.OperationalError as error:
+                raise StorageError(f"{self.path}: {error}") from error
+            except sqlite3.DatabaseError as error:
+                raise CorruptStorage(f"{self.path}: {error}") from error
+            except OSError as error:
+                raise StorageError(f"{self.folder}: {error.strerror or error}") from error
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._opened.close()
 
     def _check(self, description: Row) -> None:
+        tables = {name for (name,) in self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"meta", "updates", "history"} <= tables:
+            raise CorruptStorage(f"{self.path}: is not the journal of a run")
         stored = dict(self._database.execute("SELECT key, value FROM meta"))
-        wanted = {"format": str(FORMAT), **{key: to_json({key: value}) for key, value in description.items()}}
-        if not stored:
-            with self._database:
-                self._database.executemany("INSERT INTO meta VALUES (?, ?)", wanted.items())
-            return
+        wanted = _meta(description)
         different = sorted(key for key in wanted.keys() | stored.keys() if wanted.get(key) != stored.get(key))
         if different:
             raise RunMismatch(
@@ -76,15 +95,18 @@ class Journal:
     def folds(self) -> Iterator[list[Update]]:
         """The updates of each fold, in order, as they are on disk now."""
         query = "SELECT number, fold, site, version, payload, digest FROM updates ORDER BY number"
-        current, batch = None, []
+        last, current = 0, 0
+        batch: list[Update] = []
         try:
             for number, fold, site, version, payload, digest in self._database.execute(query):
                 if _digest(number, fold, site, version, payload) != digest:
                     raise CorruptStorage(f"{self.path}: update {number} (site {site}) is not what was written")
+                if number != last + 1 or fold not in (current, current + 1):
+                    raise CorruptStorage(f"{self.path}: something is missing before update {number} (site {site})")
                 if fold != current and batch:
                     yield batch
                     batch = []
-                current = fold
+                last, current = number, fold
                 batch.append(_decoded(site, version, payload, self._like))
         except sqlite3.DatabaseError as error:
             raise CorruptStorage(f"{self.path}: {error}") from error
@@ -106,16 +128,15 @@ class Journal:
             raise StorageError(f"{self.path}: could not write fold {fold}: {error}; it was not acknowledged") from error
 
     def add_row(self, fold: int, row: Row) -> None:
-        """A row of history, for reports; recomputed on resume if it was lost."""
+        """A row of history, for reports; written again on resume if it was lost."""
+        if fold in self._rows:
+            return
+        self._rows.add(fold)
         try:
             with self._database:
-                self._database.execute("INSERT OR REPLACE INTO history VALUES (?, ?)", (fold, to_json(row)))
+                self._database.execute("INSERT INTO history VALUES (?, ?)", (fold, to_json(row)))
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: {error}") from error
-
-    def close(self) -> None:
-        self._database.close()
-        os.close(self._lock)
 
 
 def read_history(run_dir: str | os.PathLike) -> list[Row]:
@@ -130,6 +151,29 @@ def read_history(run_dir: str | os.PathLike) -> list[Row]:
     except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
         raise CorruptStorage(f"{path}: {error}") from error
     return rows
+
+
+def _meta(description: Row) -> dict[str, str]:
+    return {"format": str(FORMAT), **{key: to_json({key: value}) for key, value in description.items()}}
+
+
+def _create(path: Path, description: Row) -> None:
+    """An empty journal, under its name only when it is complete."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    database = sqlite3.connect(new)
+    try:
+        database.executescript(SCHEMA)
+        with database:
+            database.executemany("INSERT INTO meta VALUES (?, ?)", _meta(description).items())
+    finally:
+        database.close()
+    os.replace(new, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -149,8 +193,8 @@ def _locked(path: Path) -> int:
     return handle
 
 
-def _digest(number: int, fold: int, site: int, version: int, payload: bytes) -> bytes:
-    return hashlib.sha256(struct.pack("<4q", number, fold, site, version) + payload).digest()
+def _digest(number: Any, fold: Any, site: Any, version: Any, payload: Any) -> bytes:
+    return hashlib.sha256(f"{number},{fold},{site},{version},".encode() + bytes(payload or b"")).digest()
 
 
 def _encoded(update: Update) -> bytes:
@@ -159,7 +203,7 @@ def _encoded(update: Update) -> bytes:
     arrays = {f"change.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(update.change))}
     arrays["numbers"] = np.asarray(numbers, np.float64)
     arrays.update({f"hyper.{name}": np.asarray(update.hyper_gradient[name], np.float64) for name in names})
-    return safetensors.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
 def _decoded(site: int, version: int, payload: bytes, like: Family) -> Update:
@@ -187,15 +231,21 @@ def describe(value: Any) -> Any:
         return {str(key): describe(item) for key, item in sorted(value.items())}
     if isinstance(value, tuple | list):
         return [describe(item) for item in value]
+    if isinstance(value, types.FunctionType):
+        closure = [describe(cell.cell_contents) for cell in value.__closure__ or ()]
+        return [value.__qualname__, describe(value.__code__), closure, describe(value.__defaults__)]
+    if isinstance(value, types.CodeType):
+        constants = [describe(constant) for constant in value.co_consts]
+        return [hashlib.sha256(value.co_code).hexdigest()[:16], constants, list(value.co_names)]
     if callable(value):
-        return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__name__)}"
-    return value
+        return getattr(value, "__qualname__", type(value).__name__)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row) -> None:
     """One safetensors file, complete or not there at all."""
     target = Path(path)
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)
     metadata = {"partita": text, "sha256": _content_digest(contiguous, text)}
     try:
@@ -232,7 +282,9 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
         raise CorruptStorage(f"{path}: its contents are not what was written")
     about = json.loads(metadata["partita"])
     if about["format"] != FORMAT:
-        raise RunMismatch(f"{path}: format {about['format']}, this version reads {FORMAT}: use the version that wrote it")
+        raise RunMismatch(
+            f"{path}: format {about['format']}, this version reads {FORMAT}: use the version that wrote it"
+        )
     return arrays, about
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
+import jax
 import numpy as np
 
 from partita.families import Family
@@ -134,8 +135,8 @@ def to_json(row: Row) -> str:
 
 def plain(value: Any) -> Any:
     """Only what JSON knows."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        value = np.asarray(value).tolist()
     if isinstance(value, float) and not np.isfinite(value):
         return None
     if isinstance(value, dict):

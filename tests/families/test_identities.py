@@ -55,9 +55,7 @@ def normal_gamma_log_density(x, location, precision, shape, rate):
 
 def normal_wishart_log_density(x, location, strength, inverse_scale, degrees):
     normal = stats.multivariate_normal(location, np.linalg.inv(strength * x.precision))
-    return normal.logpdf(x.location) + stats.wishart.logpdf(
-        x.precision, float(degrees), np.linalg.inv(inverse_scale)
-    )
+    return normal.logpdf(x.location) + stats.wishart.logpdf(x.precision, float(degrees), np.linalg.inv(inverse_scale))
 
 
 def gamma_log_density(x, shape, rate):
@@ -65,9 +63,9 @@ def gamma_log_density(x, shape, rate):
 
 
 def product_log_density(x, weights, rate):
-    return mean_field_log_density(
-        {"w": x["weights"]}, {"w": weights[0]}, {"w": weights[1]}
-    ) + gamma_log_density(x["rate"], *rate)
+    return mean_field_log_density({"w": x["weights"]}, {"w": weights[0]}, {"w": weights[1]}) + gamma_log_density(
+        x["rate"], *rate
+    )
 
 
 EXAMPLES = {
@@ -333,9 +331,7 @@ def test_results_keep_the_precision_of_the_family(name, q, p, dtype):
     assert not jax.config.jax_enable_x64
     a, b = cast(q, dtype), cast(p, dtype)
     # Tracing says what a float32 family draws; compiling every sampler again would be slow.
-    drawn = (
-        draws_of(name) if dtype == np.float64 else jax.eval_shape(lambda a: a.sample(jax.random.key(0)), a)
-    )
+    drawn = draws_of(name) if dtype == np.float64 else jax.eval_shape(lambda a: a.sample(jax.random.key(0)), a)
     floats = [leaf for leaf in jax.tree.leaves(drawn) if leaf.dtype.kind == "f"]
     assert dtypes((a * b, a / b, a**0.3, a.mean(), a.kl(b), floats)) == {np.dtype(dtype)}
     assert a.dtype == dtype
@@ -360,9 +356,7 @@ def mean_of(view: Any) -> Any:
 def test_mean_gradient_of_a_linear_function_is_its_coefficients(name, q, p):
     coefficients = p / q
     with precision(np.float64):
-        value, gradient = jax.jit(lambda q: q.mean_gradient(lambda view: inner(coefficients, mean_of(view))))(
-            q
-        )
+        value, gradient = jax.jit(lambda q: q.mean_gradient(lambda view: inner(coefficients, mean_of(view))))(q)
         difference = on_host(gradient / coefficients)
     assert_allclose(value, q.expected_log(coefficients), rtol=1e-12)
     if name == "Categorical":

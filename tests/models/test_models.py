@@ -75,9 +75,7 @@ def test_every_model_has_an_example():
 
 def test_log_prob_matches_scipy(name):
     model, y, log_prob = MODELS[name]
-    theta = (
-        np.array([0.7, -1.2, 0.4]) if name != "softmax-regression" else np.arange(9.0).reshape(3, 3) / 4 - 1
-    )
+    theta = np.array([0.7, -1.2, 0.4]) if name != "softmax-regression" else np.arange(9.0).reshape(3, 3) / 4 - 1
     data = model.shard(0, (X, y)).data
     with precision(np.float64):
         actual = model.log_prob(theta, data, model.hyper)
@@ -93,9 +91,7 @@ def test_log_prob_with_unknown_noise_matches_scipy():
 
 def test_unknown_noise_has_the_conjugate_posterior():
     """Bishop (2006), Exercise 3.12, in one pass over two sites."""
-    model = pt.models.LinearRegression(
-        features=2, intercept=False, prior_scale=2.0, noise_shape=3.0, noise_rate=0.5
-    )
+    model = pt.models.LinearRegression(features=2, intercept=False, prior_scale=2.0, noise_shape=3.0, noise_rate=0.5)
     q = pt.fit(model, [(X[:5], REAL[:5]), (X[5:], REAL[5:])], schedule=OnePass(), damping=1.0).posterior
     P = np.eye(2) / 4 + X.T @ X
     m = np.linalg.solve(P, X.T @ REAL)
@@ -207,9 +203,7 @@ def test_weight_two_is_the_row_twice_and_weight_zero_is_no_row(name):
 
 @pytest.mark.parametrize("name", ["linear-regression", "softmax-regression"], indirect=True)
 def test_intercept_is_a_column_of_ones_with_its_own_scale(name):
-    with_intercept = pt.models.REGISTRY[name](
-        **_settings(name), features=2, prior_scale=1.5, intercept_scale=4.0
-    )
+    with_intercept = pt.models.REGISTRY[name](**_settings(name), features=2, prior_scale=1.5, intercept_scale=4.0)
     explicit = pt.models.REGISTRY[name](**_settings(name), features=3, intercept=False)
     scales, prior = np.array([1.5, 1.5, 4.0]), pt.models.prior_of(explicit, explicit.hyper)
     if isinstance(prior, pt.families.Gaussian):
@@ -286,9 +280,7 @@ def test_a_custom_gaussian_mean_has_the_conjugate_posterior():
     y = np.random.default_rng(3).normal(1.0, 1.0, 40)
     solver = FixedPoint(steps=100, step_size=0.05)
     schedule = Sequential(passes=3)
-    q = pt.fit(
-        model, [y[:10], y[10:]], solver=solver, schedule=schedule, expectation=MonteCarlo(200)
-    ).posterior
+    q = pt.fit(model, [y[:10], y[10:]], solver=solver, schedule=schedule, expectation=MonteCarlo(200)).posterior
     assert_allclose(q.covariance, 1 / 41, rtol=0.05)
     assert_allclose(q.location, y.sum() / 41, atol=0.1 / np.sqrt(41))
 

@@ -4,20 +4,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from partita.expectations import Expectation
 from partita.families import Family, inner
 from partita.free_energy import LocalProblem
 from partita.ledger import Task, Update, stacked
 from partita.models import AbstractModel, Hyper
-from partita.runtime import on_host, precision
+from partita.runtime import Array, on_host, precision
 from partita.shards import Shard
 from partita.solvers import Solver, SolverInfo
 
@@ -191,7 +190,9 @@ def _refine_sites(
     """The part of the algorithm that a site runs, for a stack of sites."""
     mean = begin.mean()
 
-    def refine(args: tuple[Family, Family, Shard, Array]) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+    def refine(
+        args: tuple[Family, Family, Shard, Array],
+    ) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
         cavity, factor, shard, site = args
         key = site_key(seed, site, version)
         problem = LocalProblem(model, expectation, cavity, shard, hyper)

@@ -10,12 +10,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from partita.errors import FamilyMismatch
 from partita.families.cone import Cone, is_inside
-from partita.runtime import in_own_precision
+from partita.runtime import Array, in_own_precision, same_structure
 
 
 def inner(natural: Any, mean: Any) -> Array:
@@ -48,7 +47,7 @@ class Family(eqx.Module):
     def _combined(self, operation: Callable, other: Self, verb: str) -> Self:
         if type(self) is not type(other):
             raise FamilyMismatch(f"cannot {verb} {type(self).__name__} and {type(other).__name__}")
-        if jax.tree.structure(self) != jax.tree.structure(other):
+        if not same_structure(self, other):
             raise FamilyMismatch(f"cannot {verb} two {type(self).__name__} of different structure")
         return jax.tree.map(lambda a, b: operation(a, _same_shape(a, b, verb)), self, other)
 
@@ -129,11 +128,12 @@ class Family(eqx.Module):
         """C⁻¹ g, where C = d²A/dη² is the Fisher information."""
         natural, unravel = ravel_pytree(self)
         C = jax.jacfwd(lambda eta: ravel_pytree(unravel(eta).mean())[0])(natural)
-        return unravel(jnp.linalg.solve(C, ravel_pytree(gradient)[0]))
+        # Least squares, because C is singular where parameters are redundant (symmetric matrices, logits).
+        return unravel(jnp.linalg.lstsq(C, ravel_pytree(gradient)[0])[0])
 
     @property
     def dtype(self) -> np.dtype:
-        return np.result_type(*jax.tree.leaves(self))
+        return np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(self)))
 
     @property
     def nbytes(self) -> int:

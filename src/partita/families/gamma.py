@@ -5,12 +5,11 @@ from typing import Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import Array
 from jax.scipy.special import digamma, gammaln, polygamma
 
 from partita.families.base import Family
 from partita.families.cone import Cone
-from partita.runtime import as_array, in_own_precision
+from partita.runtime import Array, as_array, in_own_precision
 
 
 def shape_from_gap(gap: Array) -> Array:
@@ -45,7 +44,8 @@ class Gamma(Family):
 
     @classmethod
     def from_shape_rate(cls, shape: Array, rate: Array) -> Self:
-        return cls(as_array(shape) - 1, as_array(rate))
+        a, b = as_array(shape), as_array(rate)
+        return cls(a - 1 + 0 * b, b + 0 * a)
 
     @property
     def shape(self) -> Array:
@@ -55,10 +55,12 @@ class Gamma(Family):
     def log_partition(self) -> Array:
         return jnp.sum(gammaln(self.shape) - self.shape * jnp.log(self.rate))
 
+    @in_own_precision
     def statistics(self, params: Array) -> GammaMean:
         return GammaMean(jnp.log(params), -params)
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: GammaMean) -> Self:
         expected = -mean.minus_expected
         shape = shape_from_gap(jnp.log(expected) - mean.expected_log)
@@ -72,8 +74,10 @@ class Gamma(Family):
     def cone(self) -> Cone:
         return Cone(positive=(self.shape, self.rate))
 
+    @in_own_precision
     def to_free(self) -> tuple[Array, Array]:
         return jnp.log(self.shape), jnp.log(self.rate)
 
+    @in_own_precision
     def from_free(self, free: tuple[Array, Array]) -> Self:
         return type(self)(jnp.exp(free[0]) - 1, jnp.exp(free[1]))

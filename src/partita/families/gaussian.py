@@ -7,14 +7,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.errors import InputError
 from partita.families.base import Family
 from partita.families.cone import Cone
-from partita.runtime import in_own_precision
+from partita.runtime import Array, as_array, in_own_precision, is_traced, same_structure
 
 LOG_2PI = float(np.log(2 * np.pi))
 LARGEST_DENSE = 10_000
@@ -27,20 +26,23 @@ def _noise(key: Array, shape: tuple[int, ...], location: Any) -> Any:
     return jax.tree.unflatten(structure, draws)
 
 
-class _Diagonal(eqx.Module):
-    """What can be computed from a location and a variance per coordinate."""
-
-    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
-        """θ = m + σ ε, differentiable in both."""
-        noise = _noise(key, shape, self.location)
-        return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, self.location, self.variance, noise)
-
-    def project(self, X: Array) -> tuple[Array, Array]:
-        """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
-        return X @ self.location.T, X**2 @ self.variance.T
+def _inverse(matrix: Array) -> Array:
+    L = jnp.linalg.cholesky(matrix)
+    return cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
 
 
-class MeanFieldMean(_Diagonal):
+def _diagonal_sample(location: Any, variance: Any, key: Array, shape: tuple[int, ...]) -> Any:
+    """θ = m + σ ε, differentiable in both."""
+    noise = _noise(key, shape, location)
+    return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, noise)
+
+
+def _diagonal_project(location: Array, variance: Array, X: Array) -> tuple[Array, Array]:
+    """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
+    return X @ location.T, X**2 @ variance.T
+
+
+class MeanFieldMean(eqx.Module):
     """E[θ] and -½E[θ²]."""
 
     location: Any
@@ -50,8 +52,14 @@ class MeanFieldMean(_Diagonal):
     def variance(self) -> Any:
         return jax.tree.map(lambda m, s: -2 * s - m**2, self.location, self.minus_half_second_moment)
 
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
+        return _diagonal_sample(self.location, self.variance, key, shape)
 
-class MeanField(Family, _Diagonal):
+    def project(self, X: Array) -> tuple[Array, Array]:
+        return _diagonal_project(self.location, self.variance, X)
+
+
+class MeanField(Family):
     """A Gaussian with a diagonal covariance, over an array or any pytree of arrays.
 
     >>> q = MeanField.from_moments(np.zeros(2), np.full(2, 0.5))
@@ -66,8 +74,11 @@ class MeanField(Family, _Diagonal):
 
     @classmethod
     def from_moments(cls, location: Any, scale: Any) -> Self:
-        """From means and standard deviations."""
-        precision = jax.tree.map(lambda s: 1 / s**2, scale)
+        """From means and standard deviations; one number stands for equal ones everywhere."""
+        location = jax.tree.map(as_array, location)
+        if not same_structure(scale, location):
+            scale = jax.tree.map(lambda _: scale, location)
+        precision = jax.tree.map(lambda m, s: 1 / as_array(s) ** 2 + 0 * m, location, scale)
         return cls(jax.tree.map(lambda m, p: m * p, location, precision), precision)
 
     @property
@@ -99,8 +110,9 @@ class MeanField(Family, _Diagonal):
         def term(h, p):
             return 0.5 * jnp.sum(h**2 / p - jnp.log(p) + LOG_2PI)
 
-        return sum(jax.tree.leaves(jax.tree.map(term, self.precision_times_location, self.precision)))
+        return sum(jax.tree.leaves(jax.tree.map(term, self.precision_times_location, self.precision)), jnp.zeros(()))
 
+    @in_own_precision
     def statistics(self, params: Any) -> MeanFieldMean:
         return MeanFieldMean(params, jax.tree.map(lambda a: -0.5 * a**2, params))
 
@@ -110,19 +122,25 @@ class MeanField(Family, _Diagonal):
         return MeanFieldMean(self.location, second)
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: MeanFieldMean) -> Self:
         return cls.from_moments(mean.location, jax.tree.map(jnp.sqrt, mean.variance))
 
     @in_own_precision
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
-        return _Diagonal.sample(self, key, shape)
+        return _diagonal_sample(self.location, self.variance, key, shape)
+
+    def project(self, X: Array) -> tuple[Array, Array]:
+        return _diagonal_project(self.location, self.variance, X)
 
     def cone(self) -> Cone:
         return Cone(positive=tuple(jax.tree.leaves(self.precision)))
 
+    @in_own_precision
     def to_free(self) -> tuple[Any, Any]:
         return self.location, jax.tree.map(lambda p: -0.5 * jnp.log(p), self.precision)
 
+    @in_own_precision
     def from_free(self, free: tuple[Any, Any]) -> Self:
         return type(self).from_moments(free[0], jax.tree.map(jnp.exp, free[1]))
 
@@ -168,13 +186,10 @@ class Gaussian(Family):
     @classmethod
     def from_moments(cls, location: Array, covariance: Array) -> Self:
         """From the mean and the covariance."""
-        if not isinstance(covariance, jax.core.Tracer):
-            precision = np.linalg.inv(covariance)
-        else:
-            L = jnp.linalg.cholesky(covariance)
-            precision = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+        inverse = _inverse if is_traced(covariance) else np.linalg.inv
+        precision = inverse(as_array(covariance))
         precision = 0.5 * (precision + precision.T)
-        return cls(precision @ location, precision)
+        return cls(precision @ as_array(location), precision)
 
     def _cholesky(self) -> Array:
         return jnp.linalg.cholesky(self.precision)
@@ -202,6 +217,7 @@ class Gaussian(Family):
         half = solve_triangular(L, self.precision_times_location, lower=True)  # L⁻¹ Λm
         return 0.5 * (half @ half + len(half) * LOG_2PI) - jnp.sum(jnp.log(jnp.diag(L)))
 
+    @in_own_precision
     def statistics(self, params: Array) -> GaussianMean:
         return GaussianMean(params, -0.5 * jnp.outer(params, params))
 
@@ -213,6 +229,7 @@ class Gaussian(Family):
         return GaussianMean(m, -0.5 * (V + jnp.outer(m, m)))
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: GaussianMean) -> Self:
         return cls.from_moments(mean.location, mean.covariance)
 
@@ -232,11 +249,13 @@ class Gaussian(Family):
     def cone(self) -> Cone:
         return Cone(definite=(self.precision,))
 
+    @in_own_precision
     def to_free(self) -> tuple[Array, Array, Array]:
         """The mean, and the covariance's Cholesky factor as log diagonal and strict lower triangle."""
         L = jnp.linalg.cholesky(self.covariance)
         return self.location, jnp.log(jnp.diag(L)), jnp.tril(L, -1)
 
+    @in_own_precision
     def from_free(self, free: tuple[Array, Array, Array]) -> Self:
         m, log_diagonal, lower = free
         L = jnp.tril(lower, -1) + jnp.diag(jnp.exp(log_diagonal))

@@ -9,7 +9,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import digamma, gammaln, multigammaln, polygamma
 
@@ -17,7 +16,7 @@ from partita.families.base import Family
 from partita.families.cone import Cone
 from partita.families.gamma import shape_from_gap
 from partita.families.gaussian import LOG_2PI
-from partita.runtime import as_array, in_own_precision, is_traced
+from partita.runtime import Array, as_array, in_own_precision, is_traced
 
 
 def _bordered(matrix: Array, border: Array, corner: Array) -> Array:
@@ -108,11 +107,13 @@ class NormalGamma(Family):
         d = self.precision_times_location.size
         return 0.5 * (d * LOG_2PI - _log_det(self._cholesky())) + gammaln(a) - a * jnp.log(self.rate)
 
+    @in_own_precision
     def statistics(self, params: Any) -> NormalGammaMean:
         w, tau = params
         return NormalGammaMean(jnp.log(tau), -0.5 * tau, tau * w, -0.5 * tau * jnp.outer(w, w))
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: NormalGammaMean) -> Self:
         tau = -2 * mean.minus_half_precision
         m = mean.weighted_location / tau
@@ -135,9 +136,11 @@ class NormalGamma(Family):
         bordered = _bordered(self.precision, self.precision_times_location, self.scatter)
         return Cone(positive=(self.shape,), definite=(bordered,))
 
+    @in_own_precision
     def to_free(self) -> Any:
         return jnp.log(self.shape), jnp.log(self.rate), self.location, _lower_free(self.precision)
 
+    @in_own_precision
     def from_free(self, free: Any) -> Self:
         log_shape, log_rate, location, lower = free
         return self.from_parameters(location, _from_lower_free(*lower), jnp.exp(log_shape), jnp.exp(log_rate))
@@ -214,12 +217,14 @@ class NormalWishart(Family):
         normal = 0.5 * d * (LOG_2PI - jnp.log(self.strength))
         return normal + 0.5 * nu * (d * jnp.log(2.0) - log_det) + multigammaln(0.5 * nu, d)
 
+    @in_own_precision
     def statistics(self, params: Any) -> NormalWishartMean:
         mu, P = params
         log_det = _log_det(jnp.linalg.cholesky(P))
         return NormalWishartMean(log_det, -0.5 * P, P @ mu, -0.5 * mu @ P @ mu)
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: NormalWishartMean) -> Self:
         P = -2 * mean.minus_half_precision
         L = jnp.linalg.cholesky(P)
@@ -249,10 +254,12 @@ class NormalWishart(Family):
         bordered = _bordered(self.scatter, self.strength_times_location, self.strength)
         return Cone(positive=(2 * self.log_det_coefficient + 1,), definite=(bordered,))
 
+    @in_own_precision
     def to_free(self) -> Any:
         log_excess = jnp.log(2 * self.log_det_coefficient + 1)
         return self.location, jnp.log(self.strength), _lower_free(self.inverse_scale), log_excess
 
+    @in_own_precision
     def from_free(self, free: Any) -> Self:
         location, log_strength, lower, log_excess = free
         degrees = jnp.exp(log_excess) + location.size - 1

@@ -5,11 +5,10 @@ from typing import Any, Self
 
 import equinox as eqx
 import jax
-from jax import Array
 
 from partita.families.base import Family
 from partita.families.cone import Cone
-from partita.runtime import in_own_precision
+from partita.runtime import Array, in_own_precision
 
 
 class ProductMean(eqx.Module):
@@ -35,6 +34,7 @@ class Product(Family):
     def log_partition(self) -> Array:
         return sum(part.log_partition() for part in self.parts.values())
 
+    @in_own_precision
     def statistics(self, params: dict[str, Any]) -> ProductMean:
         return ProductMean({name: part.statistics(params[name]) for name, part in self.parts.items()})
 
@@ -43,6 +43,7 @@ class Product(Family):
         return ProductMean({name: part.mean() for name, part in self.parts.items()})
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: ProductMean) -> Self:
         """Each part is inverted by the family whose mean parameters it holds."""
         return cls({name: FAMILY_OF[type(part)].from_mean(part) for name, part in mean.parts.items()})
@@ -60,9 +61,11 @@ class Product(Family):
             tuple(matrix for cone in cones for matrix in cone.definite),
         )
 
+    @in_own_precision
     def to_free(self) -> dict[str, Any]:
         return {name: part.to_free() for name, part in self.parts.items()}
 
+    @in_own_precision
     def from_free(self, free: dict[str, Any]) -> Self:
         return type(self)({name: part.from_free(free[name]) for name, part in self.parts.items()})
 

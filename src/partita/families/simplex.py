@@ -6,12 +6,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.scipy.special import digamma, gammaln, polygamma
 
 from partita.families.base import Family
 from partita.families.cone import Cone
-from partita.runtime import as_array, in_own_precision
+from partita.runtime import Array, as_array, in_own_precision
 
 
 def concentration_from_mean(expected_log: Array) -> Array:
@@ -55,10 +54,12 @@ class Dirichlet(Family):
     def log_partition(self) -> Array:
         return jnp.sum(gammaln(self.concentration)) - gammaln(jnp.sum(self.concentration))
 
+    @in_own_precision
     def statistics(self, params: Array) -> DirichletMean:
         return DirichletMean(jnp.log(params))
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: DirichletMean) -> Self:
         return cls(concentration_from_mean(mean.expected_log) - 1)
 
@@ -70,9 +71,11 @@ class Dirichlet(Family):
     def cone(self) -> Cone:
         return Cone(positive=(self.concentration,))
 
+    @in_own_precision
     def to_free(self) -> Array:
         return jnp.log(self.concentration)
 
+    @in_own_precision
     def from_free(self, free: Array) -> Self:
         return type(self)(jnp.exp(free) - 1)
 
@@ -108,10 +111,12 @@ class Beta(Family):
     def log_partition(self) -> Array:
         return gammaln(self.alpha) + gammaln(self.beta) - gammaln(self.alpha + self.beta)
 
+    @in_own_precision
     def statistics(self, params: Array) -> BetaMean:
         return BetaMean(jnp.log(params), jnp.log1p(-params))
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: BetaMean) -> Self:
         alpha, beta = concentration_from_mean(jnp.stack([mean.expected_log, mean.expected_log_complement]))
         return cls(alpha - 1, beta - 1)
@@ -124,9 +129,11 @@ class Beta(Family):
     def cone(self) -> Cone:
         return Cone(positive=(self.alpha, self.beta))
 
+    @in_own_precision
     def to_free(self) -> tuple[Array, Array]:
         return jnp.log(self.alpha), jnp.log(self.beta)
 
+    @in_own_precision
     def from_free(self, free: tuple[Array, Array]) -> Self:
         return type(self)(jnp.exp(free[0]) - 1, jnp.exp(free[1]) - 1)
 
@@ -152,10 +159,12 @@ class Categorical(Family):
     def log_partition(self) -> Array:
         return jax.nn.logsumexp(jnp.asarray(self.logits))
 
+    @in_own_precision
     def statistics(self, params: Array) -> CategoricalMean:
         return CategoricalMean(jax.nn.one_hot(params, self.logits.shape[-1], dtype=self.logits.dtype))
 
     @classmethod
+    @in_own_precision
     def from_mean(cls, mean: CategoricalMean) -> Self:
         return cls(jnp.log(mean.probabilities))
 
@@ -166,12 +175,10 @@ class Categorical(Family):
     def cone(self) -> Cone:
         return Cone()
 
+    @in_own_precision
     def to_free(self) -> Array:
         return jnp.asarray(self.logits)
 
+    @in_own_precision
     def from_free(self, free: Array) -> Self:
         return type(self)(free)
-
-    def fisher_solve(self, gradient: Self) -> Self:
-        """g / p solves (diag p - ppᵀ) x = g, because the gradient of a function of p sums to zero."""
-        return type(self)(gradient.logits / jax.nn.softmax(jnp.asarray(self.logits)))

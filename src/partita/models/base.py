@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import numpy as np
-from jax import Array
 
 from partita.errors import ImproperDensity, InputError, ShardError
 from partita.families import Family
-from partita.runtime import on_host, precision
+from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
@@ -20,11 +19,13 @@ Hyper = dict[str, Any]
 class AbstractModel(eqx.Module):
     """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
 
-    # Whether `expected_log_prob` is there; and whether the likelihood sees θ only through Xθ.
+    # Whether `expected_log_prob` is there; whether the likelihood sees θ only through Xθ, how many of those.
     closed_form: ClassVar[bool] = False
     projected: ClassVar[bool] = False
 
-    given_prior: eqx.AbstractVar[Family | None]
+    outputs: ClassVar[int] = 1
+
+    given_prior: Family | None = eqx.field(default=None, kw_only=True)
 
     @property
     def hyper(self) -> Hyper:
@@ -43,6 +44,14 @@ class AbstractModel(eqx.Module):
     def shard(self, site: int, raw: Any) -> Shard:
         """Check one site's data."""
 
+    def expected_log_prob(self, mean: Any, data: Any, hyper: Hyper) -> Array:
+        """E_q[log p(y_n | θ, ε)] for each row, from the mean parameters of q; where `closed_form`."""
+        raise InputError(f"{type(self).__name__} has no closed form")
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        """log p(y | f, ε) for one row, from its linear predictors f = xθ; where `projected`."""
+        raise InputError(f"{type(self).__name__} has no linear predictor")
+
     def prior(self, hyper: Hyper) -> Family:
         """p(θ | ε), or the density that `with_prior` put in its place."""
         return self.natural_prior(hyper) if self.given_prior is None else self.given_prior
@@ -50,7 +59,12 @@ class AbstractModel(eqx.Module):
     def with_prior(self, prior: Family) -> Self:
         """The same likelihood with another prior: yesterday's posterior, for a stream."""
         if not prior.is_proper():
-            raise ImproperDensity("a prior must be proper")
+            raise ImproperDensity("prior: must be proper")
+        own = prior_of(self, self.hyper)
+        if type(own) is type(prior) and [np.shape(a) for a in jax.tree.leaves(own)] != [
+            np.shape(a) for a in jax.tree.leaves(prior)
+        ]:
+            raise InputError("prior: its parameters have other shapes than the model's")
         return eqx.tree_at(lambda model: model.given_prior, self, prior, is_leaf=lambda leaf: leaf is None)
 
     @property
@@ -76,7 +90,6 @@ class Model(AbstractModel):
     array([0.])
     """
 
-    given_prior: Family
     function: Callable[..., Array] = eqx.field(static=True)
     initial_hyper: tuple[tuple[str, float], ...] = eqx.field(static=True, default=())
     init: Family | None = None
@@ -102,6 +115,7 @@ class Model(AbstractModel):
         return dict(self.initial_hyper)
 
     def natural_prior(self, hyper: Hyper) -> Family:
+        assert self.given_prior is not None
         return self.given_prior
 
     def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
@@ -122,7 +136,7 @@ class Model(AbstractModel):
 
     @property
     def dtype(self) -> np.dtype:
-        return self.given_prior.dtype
+        return self.natural_prior({}).dtype
 
 
 class Weighted(eqx.Module):
@@ -133,9 +147,9 @@ class Weighted(eqx.Module):
 
 
 def _kept_dtype(array: Any, dtype: np.dtype) -> np.dtype:
-    """Floating data take the model's precision; integers and booleans stay."""
+    """Integers and booleans stay as they are; anything else takes the model's precision."""
     own = np.asarray(array).dtype
-    return dtype if np.issubdtype(own, np.floating) else own
+    return own if np.issubdtype(own, np.integer) or own == np.bool_ else dtype
 
 
 def prior_of(model: AbstractModel, hyper: Hyper) -> Family:

@@ -1,20 +1,20 @@
 """Generalised linear models: the likelihood sees the parameters only through f = Xθ."""
 
-import math
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.scipy.special import gammaln, log_ndtr, ndtr
 
+from partita.checks import check_count, check_positive
 from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField, NormalGamma
 from partita.families.gaussian import LOG_2PI
 from partita.metrics import classification, regression
 from partita.models.base import AbstractModel, Hyper
+from partita.runtime import Array
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Posterior = Literal["full", "mean-field"]
@@ -27,18 +27,6 @@ class Rows(NamedTuple):
     y: Array
 
 
-def check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (isinstance(value, int | float | np.number) and math.isfinite(value) and value > 0):
-            raise InputError(f"{name}: expected a positive number, got {value!r}")
-
-
-def check_count(**values: int) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name}: expected a whole number of at least 1, got {value!r}")
-
-
 class LinearPredictor(AbstractModel):
     """Shared by all models with a design matrix: columns, prior, and the checks of X."""
 
@@ -47,10 +35,8 @@ class LinearPredictor(AbstractModel):
     intercept: bool = True
     intercept_scale: float = 10.0
     posterior: Posterior = "full"
-    given_prior: Family | None = None
 
     projected: ClassVar[bool] = True
-    outputs: ClassVar[int] = 1
 
     def __check_init__(self) -> None:
         check_count(features=self.features)
@@ -93,16 +79,12 @@ class LinearPredictor(AbstractModel):
         weights = check_weights(site, raw[2] if len(raw) == 3 else None, len(X), self.dtype)
         return make_shard(Rows(X, self.targets(site, y)), weights)
 
-    def design(self, site: int, X: Any) -> np.ndarray:
+    def design(self, site: int | None, X: Any) -> np.ndarray:
         """X with the right number of columns, and ones for the intercept."""
         array = as_numbers(site, "X", X, self.dtype)
         if array.ndim != 2 or array.shape[1] != self.features:
             raise ShardError(site, "X", f"expected {self.features} features per row, got shape {array.shape}")
         return np.column_stack([array, np.ones(len(array), self.dtype)]) if self.intercept else array
-
-    @abstractmethod
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
-        """log p(y | f) for one predictor (an array of them, if there are several outputs)."""
 
     def predictors(self, params: Array, X: Array) -> Array:
         """f = Xθ."""
@@ -170,9 +152,9 @@ class PoissonRegression(LinearPredictor):
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         return y * f - jnp.exp(f) - gammaln(y + 1)
 
-    def expected_log_prob(self, view: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
         """E[exp f] = exp(m + v/2) for a Gaussian predictor."""
-        m, v = view.project(data.X)
+        m, v = mean.project(data.X)
         return data.y * m - jnp.exp(m + 0.5 * v) - gammaln(data.y + 1)
 
     def response(self, f: Array) -> Array:
@@ -224,14 +206,14 @@ class LinearRegression(LinearPredictor):
         w, tau = params
         return 0.5 * (jnp.log(tau) - LOG_2PI - tau * (data.y - data.X @ w) ** 2)
 
-    def expected_log_prob(self, view: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
         if self.noise is not None:
-            m, v = view.project(data.X)
+            m, v = mean.project(data.X)
             return self.pointwise(m, data.y, hyper) - 0.5 * v / hyper["noise"] ** 2
         X, y = data
-        square = jnp.sum((X @ view.minus_half_second_moment) * X, axis=1)  # -½ E[τ f²]
-        fit = y**2 * view.minus_half_precision + y * (X @ view.weighted_location) + square
-        return 0.5 * (view.expected_log - LOG_2PI) + fit
+        square = jnp.sum((X @ mean.minus_half_second_moment) * X, axis=1)  # -½ E[τ f²]
+        fit = y**2 * mean.minus_half_precision + y * (X @ mean.weighted_location) + square
+        return 0.5 * (mean.expected_log - LOG_2PI) + fit
 
     def response(self, f: Array) -> Array:
         return f

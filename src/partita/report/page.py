@@ -88,7 +88,6 @@ def line_chart(curves: Sequence[Curve], x: str, y: str, logarithmic: bool) -> An
     return styled(figure)
 
 
-
 def styled(figure: Any) -> Any:
     """Transparent, with greys that can be read on white and on black."""
     grid = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
@@ -180,7 +179,8 @@ def html_table(rows: Sequence[Row]) -> str:
         return ""
     head = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in rows[0])
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(shown(value, name))}</td>" for name, value in row.items()) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{html.escape(shown(value, name))}</td>" for name, value in row.items()) + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -210,7 +210,8 @@ TEMPLATE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 1400px; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: 0.3rem 0.8rem; text-align: right; border-bottom: 1px solid rgba(128,128,128,0.3); white-space: nowrap; }}
+th, td {{ padding: 0.3rem 0.8rem; text-align: right; white-space: nowrap; }}
+tr {{ border-bottom: 1px solid rgba(128,128,128,0.3); }}
 th:first-child, td:first-child {{ text-align: left; }}
 .charts {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); }}
 .chart {{ min-width: 0; }}

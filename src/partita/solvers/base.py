@@ -6,10 +6,10 @@ from enum import IntEnum
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from partita.families import Family
 from partita.free_energy import LocalProblem
+from partita.runtime import Array
 
 
 class Outcome(IntEnum):

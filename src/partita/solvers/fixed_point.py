@@ -4,11 +4,11 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from partita.errors import InputError
+from partita.checks import check_count, check_not_negative, check_share
 from partita.families import Family
 from partita.free_energy import LocalProblem
+from partita.runtime import Array
 from partita.solvers.base import Outcome, Solver, SolverInfo, relative_change
 
 HALVINGS = 40
@@ -40,12 +40,12 @@ class FixedPoint(Solver):
     tolerance: float = 0.0
 
     def __check_init__(self) -> None:
-        if self.steps < 1:
-            raise InputError(f"FixedPoint: steps: expected at least 1, got {self.steps}")
-        if self.step_size != "auto" and not (isinstance(self.step_size, int | float) and 0 < self.step_size <= 1):
-            raise InputError(f'FixedPoint: step_size: expected "auto" or a number in (0, 1], got {self.step_size!r}')
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"FixedPoint: batch_size: expected at least 1, got {self.batch_size}")
+        check_count("FixedPoint: ", steps=self.steps)
+        check_not_negative("FixedPoint: ", tolerance=self.tolerance)
+        if self.step_size != "auto":
+            check_share('FixedPoint: (or "auto") ', step_size=self.step_size)
+        if self.batch_size is not None:
+            check_count("FixedPoint: ", batch_size=self.batch_size)
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array

@@ -7,11 +7,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
 
+from partita.checks import check_count, check_not_negative, check_positive
 from partita.errors import InputError
 from partita.families import Family
 from partita.free_energy import LocalProblem
+from partita.runtime import Array
 from partita.solvers.base import Outcome, Solver, SolverInfo
 
 OPTIMISERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
@@ -36,15 +37,16 @@ class Gradient(Solver):
     tolerance: float = 1e-8
 
     def __check_init__(self) -> None:
-        if isinstance(self.optimiser, str) and self.optimiser not in (*OPTIMISERS, "lbfgs"):
+        named = isinstance(self.optimiser, str) and self.optimiser in (*OPTIMISERS, "lbfgs")
+        if not named and not isinstance(self.optimiser, optax.GradientTransformation):
             known = ", ".join([*OPTIMISERS, "lbfgs"])
             raise InputError(f"Gradient: optimiser {self.optimiser!r} is not known: use one of {known}, or Optax's")
         if self.optimiser == "lbfgs" and self.batch_size is not None:
             raise InputError("Gradient: L-BFGS needs the whole shard: leave batch_size out")
-        for name in ("steps", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"Gradient: {name} must be at least 1, got {value}")
+        given = {name: getattr(self, name) for name in ("epochs", "steps", "batch_size")}
+        check_count("Gradient: ", **{name: value for name, value in given.items() if value is not None})
+        check_positive("Gradient: ", learning_rate=self.learning_rate)
+        check_not_negative("Gradient: ", tolerance=self.tolerance)
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array

@@ -1,0 +1,41 @@
+"""Checks of plain settings: what was expected, what came."""
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from partita.errors import InputError
+
+
+def is_whole(value: Any, least: int = 1) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_count(place: str = "", **values: Any) -> None:
+    """Whole numbers of at least 1."""
+    for name, value in values.items():
+        if not is_whole(value):
+            raise InputError(f"{place}{name}: expected a whole number of at least 1, got {value!r}")
+
+
+def check_positive(place: str = "", **values: Any) -> None:
+    for name, value in values.items():
+        if not (is_number(value) and value > 0):
+            raise InputError(f"{place}{name}: expected a positive number, got {value!r}")
+
+
+def check_not_negative(place: str = "", **values: Any) -> None:
+    for name, value in values.items():
+        if not (is_number(value) and value >= 0):
+            raise InputError(f"{place}{name}: expected a number of at least 0, got {value!r}")
+
+
+def check_share(place: str = "", **values: Any) -> None:
+    """Numbers in (0, 1]."""
+    for name, value in values.items():
+        if not (is_number(value) and 0 < value <= 1):
+            raise InputError(f"{place}{name}: expected a number in (0, 1], got {value!r}")
