@@ -354,6 +354,7 @@ def test_a_run_that_is_under_way_is_not_touched(run_dir):
 def test_a_full_database_is_not_acknowledged_and_can_be_resumed(run_dir):
     settings = {"schedule": Synchronous(rounds=50)}
     run = make_run(**settings)
+    run.engine.open(run.job())
     journal = run.journal(run_dir, resume=False)
     journal._database.execute("PRAGMA max_page_count = 12")
     with closing(journal), pytest.raises(StorageError, match=r"journal.sqlite.*full") as caught:

@@ -180,10 +180,10 @@ class Ledger:
             good = np.isfinite(leaf).reshape(len(sites), -1).all(axis=1)
             if not good.all():
                 raise MalformedUpdate(sites[int(np.argmin(good))], f"change{self._name(i)}: is not finite")
-        for matrices in changes.cone().definite:
+        for matrices, rounding in zip(changes.cone().definite, self._floor.definite, strict=True):
             size = np.abs(matrices).max(axis=(1, 2))
             gap = np.abs(matrices - np.swapaxes(matrices, 1, 2)).max(axis=(1, 2))
-            good = gap <= 1e-6 * size
+            good = gap <= 1e-6 * size + rounding
             if not good.all():
                 raise MalformedUpdate(sites[int(np.argmin(good))], "change: a matrix is not symmetric")
 

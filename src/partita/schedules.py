@@ -122,12 +122,17 @@ class Priority(Schedule):
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         for number in range(self.updates):
-            yield [number if number < board.sites else max(range(board.sites), key=lambda m: self._urgency(board, m))]
+            yield [number if number < board.sites else self._most_urgent(board)]
 
     @staticmethod
-    def _urgency(board: Board, site: int) -> float:
-        smallest = np.finfo(float).tiny
-        return max(board.last_change[site], smallest) * (board.version - board.last_visit[site])
+    def _most_urgent(board: Board) -> int:
+        # A site that was held back may have changed nothing: it waits at most a hundred times longer than the first.
+        least = max(0.01 * max(board.last_change.values()), np.finfo(float).tiny)
+
+        def urgency(site: int) -> float:
+            return max(board.last_change[site], least) * (board.version - board.last_visit[site])
+
+        return max(range(board.sites), key=urgency)
 
     def total(self, sites: int) -> int:
         return self.updates

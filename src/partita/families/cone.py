@@ -75,10 +75,13 @@ def _definite_share(start: np.ndarray, end: np.ndarray, floor: float) -> float:
         return 1.0
     if start.ndim > 2:
         return min(_definite_share(a, b, floor) for a, b in zip(start, end, strict=True))
-    if not _is_definite(room):
-        slack = ROUNDING * np.finfo(np.float64).eps * np.max(np.abs(change))
-        return 1.0 if np.linalg.eigvalsh(change)[0] >= -slack else 0.0
-    lowest = scipy.linalg.eigh(change, room, eigvals_only=True, subset_by_index=[0, 0])[0]
+    try:
+        if not _is_definite(room):
+            slack = ROUNDING * np.finfo(np.float64).eps * np.max(np.abs(change))
+            return 1.0 if np.linalg.eigvalsh(change)[0] >= -slack else 0.0
+        lowest = scipy.linalg.eigh(change, room, eigvals_only=True, subset_by_index=[0, 0])[0]
+    except (np.linalg.LinAlgError, ValueError):  # numbers too large to work with
+        return 0.0
     return 1.0 if lowest >= -REACH else REACH / -float(lowest)
 
 

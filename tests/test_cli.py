@@ -1,0 +1,153 @@
+"""The command line, as processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+CONFIG = """
+seed = 1
+
+[data]
+name = "wine"
+
+[partition]
+sites = 4
+how = "dirichlet"
+
+[model]
+name = "softmax-regression"
+
+[schedule]
+name = "synchronous"
+rounds = 4
+"""
+
+
+def partita(*arguments, cwd, **options):
+    command = [sys.executable, "-c", "from partita.cli import main; main()", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, **options)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "wine.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_version(tmp_path):
+    import partita as pt
+
+    assert partita("--version", cwd=tmp_path).stdout.strip() == f"partita {pt.__version__}"
+
+
+def test_run_resume_report(config, tmp_path):
+    first = partita("run", "wine.toml", "--json", cwd=tmp_path)
+    lines = [json.loads(line) for line in first.stdout.splitlines()]
+    assert first.returncode == 0
+    assert [line["event"] for line in lines] == ["fold"] * 4 + ["summary"]
+    assert {"error", "nll", "ece", "log evidence", "messages", "bytes", "report"} <= lines[-1].keys()
+    page = (tmp_path / "runs" / "wine" / "report.html").read_text()
+    assert "<h1>Run wine</h1>" in page
+    assert "http://" not in page.split("</script>")[-1]
+
+    again = partita("run", "wine.toml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    longer = partita("run", "wine.toml", "--resume", "--set", "schedule.rounds=6", "--json", cwd=tmp_path)
+    assert json.loads(longer.stdout.splitlines()[-1])["rounds"] == 6
+    report = partita("report", "runs/wine", "--json", cwd=tmp_path)
+    assert json.loads(report.stdout)["error"] == json.loads(longer.stdout.splitlines()[-1])["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("rounds = 4", "roundz = 4"), "wine.toml:17: [schedule] roundz is not a known key; did you mean rounds?"),
+        (("rounds = 4", "rounds = 'x'"), "wine.toml:17: [schedule] rounds expected int, got 'x'"),
+        (("rounds = 4", "rounds = 0"), "[schedule] schedule: rounds: expected a whole number of at least 1, got 0"),
+        (("[schedule]", "[schedul]"), "wine.toml:15: schedul is not a known key; did you mean schedule?"),
+        (('"synchronous"', '"sync"'), "[schedule] name 'sync' is not known: use one of sequential"),
+        (("rounds = 4", "rounds ="), "wine.toml: Invalid value (at line 17"),
+        (('name = "wine"', 'name = "beer"'), "data set 'beer' is not known: use one of breast-cancer"),
+        (('name = "wine"', 'path = "no.csv"\ntarget = "y"'), "no.csv: No such file or directory"),
+        (("sites = 4", "sites = 4000"), "sites: expected a number from 1 to"),
+        (('"softmax-regression"', '"softmax-regression"\nprior_scale = -1'), "prior_scale: expected a positive number"),
+        (("seed = 1", "seed = 1\ndamping = 7"), "damping: expected a number in (0, 1], got 7"),
+        (("seed = 1", "seed = -1"), "seed: expected a whole number"),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
+)
+def test_mistakes_are_one_line_and_exit_code_2(config, tmp_path, change, complaint):
+    config.write_text(CONFIG.replace(*change))
+    told = partita("run", "wine.toml", cwd=tmp_path)
+    assert told.returncode == 2
+    assert complaint in told.stderr
+    assert len(told.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "runs" / "wine" / "result.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run", "none.toml"], "none.toml: No such file or directory"),
+        (["run", "."], "Is a directory"),
+        (["report", "nowhere"], "nowhere/journal.sqlite: no such run"),
+        (["run", "wine.toml", "--set", "rounds"], "--set rounds: expected section.key=value"),
+        (["run", "wine.toml", "--set", "solver.name=newton"], "[solver] name 'newton' is not known"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_wrong_arguments_are_one_line_too(config, tmp_path, arguments, complaint):
+    told = partita(*arguments, cwd=tmp_path)
+    assert told.returncode == 2
+    assert complaint in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_a_csv_file_as_data(tmp_path):
+    rows = "\n".join(f"{i % 7},{(i * 3) % 5},{2 * (i % 7) - (i * 3) % 5}" for i in range(60))
+    (tmp_path / "table.csv").write_text("a,b,goal\n" + rows + "\n")
+    (tmp_path / "table.toml").write_text(
+        '[data]\npath = "table.csv"\ntarget = "goal"\n[partition]\nsites = 3\n'
+        '[model]\nname = "linear-regression"\n[schedule]\nname = "one-pass"\n'
+    )
+    summary = json.loads(partita("run", "table.toml", "--json", cwd=tmp_path).stdout.splitlines()[-1])
+    assert summary["smse"] < 0.01
+    (tmp_path / "table.csv").write_text("a,b,goal\n1,2,x\n")
+    assert "table.csv:2: expected 3 numbers" in partita("run", "table.toml", "--out", "other", cwd=tmp_path).stderr
+
+
+def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(config, tmp_path):
+    arguments = ("run", "wine.toml", "--set", "schedule.rounds=100000", "--json")
+    command = [sys.executable, "-c", "from partita.cli import main; main()", *arguments]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(3):
+        assert json.loads(process.stdout.readline())["event"] == "fold"
+    os.kill(process.pid, signal.SIGINT)
+    rest, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in told
+    assert "Traceback" not in told
+    done = 3 + len(rest.splitlines())
+    limit = f"schedule.rounds={done + 2}"
+    resumed = partita("run", "wine.toml", "--resume", "--set", limit, "--json", cwd=tmp_path)
+    assert json.loads(resumed.stdout.splitlines()[-1])["rounds"] == done + 2
+
+
+def test_demo_writes_the_table_and_the_page(tmp_path):
+    told = partita("demo", "--json", cwd=tmp_path)
+    summary = json.loads(told.stdout.splitlines()[-1])
+    rows = {row["method"]: row for row in summary["rows"]}
+    assert len(rows) == 6
+    best = rows["global VI (pooled)"]["log evidence"]
+    for name in ("PVI synchronous", "PVI sequential", "PVI asynchronous"):
+        assert best - rows[name]["log evidence"] < 25
+        assert rows[name]["error"] < 0.045
+    for name in ("BCM, same prior", "BCM, split prior"):
+        assert best - rows[name]["log evidence"] > 100
+    assert (tmp_path / "report.html").stat().st_size > 1e6
