@@ -11,6 +11,9 @@ from partita.checks import check_share, is_number
 from partita.errors import InputError
 from partita.families import Family
 
+# The share of the KL moved that a late estimate of the free energy is off by, as measured.
+MARGIN = 0.3
+
 
 @dataclass
 class Tempering:
@@ -61,8 +64,9 @@ class Auto:
     """
 
     grow: float = 1.5
-    regrow: float = 1.25
+    regrow: float = 1.1
     shrink: float = 0.5
+    caution: float = 0.5
 
     def begin(self, sites: int, parallel: bool) -> Tempering:
         first = 1 / sites if parallel else 1.0
@@ -82,7 +86,7 @@ class AutoTempering(Tempering):
     applied: Family | None = None
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
-        if self.best is not None and free_energy < self.best - uncertainty - 1e-10 * abs(self.best):
+        if self.best is not None and free_energy < self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
             self.taking_back = uncertainty == 0 and self.applied is not None
@@ -90,7 +94,9 @@ class AutoTempering(Tempering):
                 return
         elif self.best is not None:
             factor = self.settings.regrow if self.has_fallen else self.settings.grow
-            self.current = min(1.0, self.current * factor)
+            # Where a fall is noticed late, and cannot be taken back, growth is slower.
+            power = 1.0 if uncertainty == 0 else self.settings.caution
+            self.current = min(1.0, self.current * factor**power)
         self.best = free_energy
 
     def temper(self, changes: Family) -> Family:

@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import equinox as eqx
 import jax
@@ -23,7 +23,20 @@ def inner(natural: Any, mean: Any) -> Array:
     return sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
 
 
-class Family(eqx.Module):
+@dataclass_transform(frozen_default=True)
+class Tree:
+    """A frozen dataclass that JAX sees as a tree of its fields: like Equinox's modules, with nothing around methods."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=[])
+
+    def __repr__(self) -> str:
+        return eqx.tree_pformat(self, width=120)
+
+
+class Family(Tree):
     """exp(⟨η, T(θ)⟩), a density up to scale; the fields of a subclass are its natural parameters η.
 
     All-zero fields are the constant function one, so a factor starts as `prior ** 0`. Multiplying
@@ -32,7 +45,7 @@ class Family(eqx.Module):
     included (a Gaussian's `precision` with -½θθᵀ), so that ∇A(η) = E[T(θ)] holds field by field.
     """
 
-    Mean: ClassVar[type[eqx.Module]]
+    Mean: ClassVar[type]
 
     def __mul__(self, other: Self) -> Self:
         return self._combined(operator.add, other, "multiply")

@@ -2,12 +2,11 @@
 
 from typing import Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln, polygamma
 
-from partita.families.base import Family
+from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.runtime import Array, as_array, in_own_precision
 
@@ -23,7 +22,7 @@ def shape_from_gap(gap: Array) -> Array:
     return jax.lax.fori_loop(0, 12, step, start)
 
 
-class GammaMean(eqx.Module):
+class GammaMean(Tree):
     """E[log x] and -E[x]."""
 
     expected_log: Array

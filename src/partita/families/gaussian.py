@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.errors import InputError
-from partita.families.base import Family
+from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.runtime import Array, as_array, in_own_precision, is_traced, same_structure
 
@@ -42,7 +41,7 @@ def _diagonal_project(location: Array, variance: Array, X: Array) -> tuple[Array
     return X @ location.T, X**2 @ variance.T
 
 
-class MeanFieldMean(eqx.Module):
+class MeanFieldMean(Tree):
     """E[θ] and -½E[θ²]."""
 
     location: Any
@@ -149,7 +148,7 @@ class MeanField(Family):
         return value, self.from_gradient(gradient)
 
 
-class GaussianMean(eqx.Module):
+class GaussianMean(Tree):
     """E[θ] and -½E[θθᵀ]."""
 
     location: Array

@@ -5,14 +5,13 @@ In both, the natural parameters that must be definite form one bordered matrix, 
 
 from typing import Any, NamedTuple, Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import digamma, gammaln, multigammaln, polygamma
 
-from partita.families.base import Family
+from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.families.gamma import shape_from_gap
 from partita.families.gaussian import LOG_2PI
@@ -41,7 +40,7 @@ def _from_lower_free(log_diagonal: Array, lower: Array) -> Array:
     return L @ L.T
 
 
-class NormalGammaMean(eqx.Module):
+class NormalGammaMean(Tree):
     """E[log τ], -½E[τ], E[τw] and -½E[τwwᵀ]."""
 
     expected_log: Array
@@ -146,7 +145,7 @@ class NormalGamma(Family):
         return self.from_parameters(location, _from_lower_free(*lower), jnp.exp(log_shape), jnp.exp(log_rate))
 
 
-class NormalWishartMean(eqx.Module):
+class NormalWishartMean(Tree):
     """E[log |Λ|], -½E[Λ], E[Λμ] and -½E[μᵀΛμ]."""
 
     expected_log_det: Array

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from typing import Any, Self
 
-import equinox as eqx
 import jax
 
-from partita.families.base import Family
+from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.runtime import Array, in_own_precision
 
 
-class ProductMean(eqx.Module):
+class ProductMean(Tree):
     """The mean parameters of each part."""
 
     parts: dict[str, Any]

@@ -2,13 +2,12 @@
 
 from typing import Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import digamma, gammaln, polygamma
 
-from partita.families.base import Family
+from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.runtime import Array, as_array, in_own_precision
 
@@ -29,7 +28,7 @@ def concentration_from_mean(expected_log: Array) -> Array:
     return jax.lax.fori_loop(0, 200, step, start)
 
 
-class DirichletMean(eqx.Module):
+class DirichletMean(Tree):
     """E[log p]."""
 
     expected_log: Array
@@ -80,7 +79,7 @@ class Dirichlet(Family):
         return type(self)(jnp.exp(free) - 1)
 
 
-class BetaMean(eqx.Module):
+class BetaMean(Tree):
     """E[log p] and E[log(1 - p)]."""
 
     expected_log: Array
@@ -138,7 +137,7 @@ class Beta(Family):
         return type(self)(jnp.exp(free[0]) - 1, jnp.exp(free[1]) - 1)
 
 
-class CategoricalMean(eqx.Module):
+class CategoricalMean(Tree):
     """The probabilities."""
 
     probabilities: Array

@@ -1,0 +1,1 @@
+"""Speed on this machine, as ratios within one run."""

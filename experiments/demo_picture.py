@@ -1,0 +1,39 @@
+"""The README's picture: what `partita demo` measures, drawn. Writes docs/images/demo.png."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+
+from partita.demo import run_demo
+from partita.report.page import COLOURS, LABELS
+
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "demo.png"
+
+
+def main() -> None:
+    outcomes, _ = run_demo(0, lambda method: nullcontext(()))
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for axis, quantity in zip(axes, ("nll", "free_energy"), strict=True):
+        for colour, outcome in zip(COLOURS, outcomes, strict=True):
+            xs, ys = outcome.curve.points("round", quantity)
+            final = outcome.row["log evidence" if quantity == "free_energy" else quantity]
+            if outcome.row["rounds"] == 1:
+                axis.axhline(final, color=colour, linestyle="--", linewidth=1.2, label=outcome.row["method"])
+            else:
+                axis.plot(xs, ys, color=colour, linewidth=1.8, label=outcome.row["method"])
+        axis.set(xlabel=LABELS["round"], ylabel=LABELS[quantity], xlim=(0, 40))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    axes[0].set(yscale="log", ylim=(0.13, 2.5))
+    axes[1].set(ylim=(-1500, -650))
+    axes[0].legend(frameon=False, fontsize=9)
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
