@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test check format bench picture lock clean
+.PHONY: demo test check format bench soak picture lock clean
 
 demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
@@ -26,6 +26,9 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.many_sites
 	$(BIN)/python -m benchmarks.fold_cost
 	$(BIN)/python -m benchmarks.blas_threads
+
+soak: .venv/dev.stamp
+	$(BIN)/python -m experiments.kill_and_resume
 
 picture: .venv/dev.stamp
 	$(BIN)/python -m experiments.demo_picture

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from partita import datasets
+from partita.checks import is_whole
+from partita.damping import as_damping
 from partita.errors import ConfigError, InputError
 from partita.hyper import LearnHyper
 from partita.models import REGISTRY as MODELS
@@ -98,8 +100,7 @@ class Reader:
         self.path, self.lines, self.settings = path, text.splitlines(), settings
 
     def config(self, tables: dict[str, Any]) -> Config:
-        plain = ("damping", "seed")
-        self._known("", tables, (*SECTIONS, *plain))
+        self._known("", tables, (*SECTIONS, "damping", "seed"))
         for name in SECTIONS:
             if not isinstance(tables.get(name, {}), dict):
                 raise self._error("", name, f"expected a section [{name}]")
@@ -112,12 +113,21 @@ class Reader:
             solver=self._named("solver", SOLVERS, tables.get("solver", {}), "fixed-point"),
             schedule=self._named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous"),
             hyper=self._hyper(tables.get("hyper")),
-            **{
-                name: self._typed("", name, tables[name], int if name == "seed" else None)
-                for name in plain
-                if name in tables
-            },
+            damping=self._damping(tables.get("damping", "auto")),
+            seed=self._seed(tables.get("seed", 0)),
         )
+
+    def _damping(self, value: Any) -> Any:
+        try:
+            as_damping(value)
+        except InputError as error:
+            raise self._error("", "damping", str(error).removeprefix("damping: ")) from None
+        return value
+
+    def _seed(self, value: Any) -> int:
+        if not is_whole(value, 0) or value >= 2**32:
+            raise self._error("", "seed", f"expected a whole number from 0 to 2**32 - 1, got {value!r}")
+        return value
 
     def _model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         name = self._name("model", MODELS, table, None)

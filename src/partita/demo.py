@@ -38,7 +38,7 @@ class Method:
 LOCAL = FixedPoint(steps=5)
 ALONE = FixedPoint(steps=100, tolerance=1e-4)
 METHODS = (
-    Method("global VI (pooled)", Synchronous(rounds=ROUNDS), LOCAL, pooled=True),
+    Method("global VI, pooled", Synchronous(rounds=ROUNDS), LOCAL, pooled=True),
     Method("PVI synchronous", Synchronous(rounds=ROUNDS), LOCAL),
     Method("PVI sequential", Sequential(passes=ROUNDS // 2), LOCAL),
     Method("PVI asynchronous", Asynchronous(updates=ROUNDS * SITES), LOCAL),
@@ -125,7 +125,13 @@ def outcome(
         "log evidence": log_evidence,
     }
     probabilities = expected_response(result.model, posterior, digits.test[0])
-    return Outcome(row, Curve(method.name, result.history), reliability(probabilities, digits.test[1], 10))
+    # Events carry the free energy that was known when they happened; the last one is that of the result.
+    end = {**last, **measured, "free_energy": log_evidence}
+    rows = [*result.history, end]
+    if method.pooled:
+        rows = [{name: value for name, value in row.items() if name != "messages"} for row in rows]
+    curve = Curve(method.name, rows)
+    return Outcome(row, curve, reliability(probabilities, digits.test[1], 10))
 
 
 def report(outcomes: Sequence[Outcome], digits: Digits) -> Report:

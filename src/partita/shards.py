@@ -58,6 +58,12 @@ def padded(shard: Shard, capacity: int) -> Shard:
     return Shard(jax.tree.map(lambda a: np.ascontiguousarray(a[index]), shard.data), weights, shard.rows)
 
 
+def rounded(rows: int) -> int:
+    """The next of four sizes per doubling, so that batches of a stream share their shapes."""
+    step = max(1, 2 ** (rows.bit_length() - 3))
+    return -(-rows // step) * step
+
+
 def padded_together(shards: Sequence[Shard]) -> list[Shard]:
     """Pad to a few sizes, because every size is compiled anew.
 
@@ -66,7 +72,7 @@ def padded_together(shards: Sequence[Shard]) -> list[Shard]:
     """
     rows = np.array([int(shard.rows) for shard in shards])
     spare = max(1024, int(rows.sum()) // 4)
-    largest = int(rows.max())
+    largest = rounded(int(rows.max()))
     sizes = np.array([largest])
     while sizes[0] > rows.min():
         sizes = np.concatenate([[-(-sizes[0] // 4)], sizes])

@@ -20,16 +20,16 @@ DASHES = ("solid", "solid", "solid", "solid", "dot", "dash")
 LABELS = {
     "round": "rounds (updates per site)",
     "messages": "messages",
-    "seconds": "seconds of computation at the sites",
+    "seconds": "seconds at the sites",
     "error": "test error",
-    "nll": "test negative log likelihood",
-    "ece": "expected calibration error",
-    "rmse": "test root mean squared error",
-    "smse": "test standardised mean squared error",
-    "free_energy": "free energy (estimate of the log evidence)",
-    "accepted": "share of the change that was accepted",
-    "staleness": "staleness (updates folded since the task was sent)",
-    "change": "KL from the posterior before",
+    "nll": "test NLL",
+    "ece": "calibration error",
+    "rmse": "test RMSE",
+    "smse": "test SMSE",
+    "free_energy": "free energy",
+    "accepted": "accepted share",
+    "staleness": "staleness of updates",
+    "change": "KL from before",
 }
 
 
@@ -77,6 +77,8 @@ def line_chart(curves: Sequence[Curve], x: str, y: str, logarithmic: bool) -> An
     for number, curve in enumerate(curves):
         points = [(a, b) for a, b in zip(*curve.points(x, y), strict=True) if b > 0 or not logarithmic]
         if points:
+            if len({x for x, _ in points}) == 1:
+                points = points[-1:]
             xs, ys = zip(*points, strict=True)
             style = {"color": COLOURS[number % len(COLOURS)], "dash": DASHES[number % len(DASHES)]}
             mode = "lines" if len(xs) > 1 else "markers"
@@ -84,8 +86,17 @@ def line_chart(curves: Sequence[Curve], x: str, y: str, logarithmic: bool) -> An
     if not figure.data:
         return None
     figure.update_yaxes(type="log" if logarithmic else "linear", title=LABELS.get(y, y))
+    if y == "free_energy":
+        figure.update_yaxes(range=energy_range(figure))
     figure.update_xaxes(title=LABELS.get(x, x))
     return styled(figure)
+
+
+def energy_range(figure: Any) -> list[float]:
+    """Where free energies end up; they start orders of magnitude lower."""
+    values = np.concatenate([np.asarray(line.y, float) for line in figure.data])
+    low, high = np.quantile(values, 0.15), np.max(values)
+    return [float(low - 0.02 * (high - low)), float(high + 0.05 * (high - low) + 1e-9)]
 
 
 def styled(figure: Any) -> Any:
@@ -95,9 +106,10 @@ def styled(figure: Any) -> Any:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": "#808080", "family": "system-ui, sans-serif", "size": 13},
-        margin={"l": 60, "r": 15, "t": 40, "b": 50},
-        height=380,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        margin={"l": 60, "r": 15, "t": 30, "b": 50},
+        height=400,
+        legend={"orientation": "h", "yanchor": "top", "y": -0.2, "x": 0},
+        modebar={"bgcolor": "rgba(0,0,0,0)"},
     )
     figure.update_xaxes(**grid)
     figure.update_yaxes(**grid)
@@ -225,6 +237,10 @@ th:first-child, td:first-child {{ text-align: left; }}
 <div class="charts">
 {charts}
 </div>
+<script>
+const charts = document.querySelectorAll(".js-plotly-plot");
+addEventListener("load", () => charts.forEach((chart) => Plotly.Plots.resize(chart)));
+</script>
 </body>
 </html>
 """

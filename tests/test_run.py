@@ -1,0 +1,143 @@
+"""The loop: many sites, streams, events, bad calls."""
+
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import partita as pt
+
+
+@pytest.fixture(scope="module")
+def many():
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(6000, 5))
+    y = (generator.random(6000) < 1 / (1 + np.exp(-X @ np.arange(5)))).astype(float)
+    return pt.datasets.split((X, y), sites=300)
+
+
+MODEL = pt.models.LogisticRegression(features=5, intercept=False)
+
+
+def test_memory_does_not_grow_with_rounds(many):
+    """It grows with the factors, not with sites × rounds."""
+
+    def peak(rounds):
+        tracemalloc.start()
+        pt.fit(MODEL, many, schedule=pt.schedules.Synchronous(rounds=rounds))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak(2)
+    assert peak(40) < 1.2 * peak(4)
+
+
+def test_a_history_row_has_as_many_entries_for_three_hundred_sites_as_for_two(many):
+    rows = [
+        pt.fit(MODEL, shards, schedule=pt.schedules.Synchronous(rounds=1)).history[0] for shards in (many, many[:2])
+    ]
+    assert rows[0].keys() == rows[1].keys()
+    assert all(np.ndim(value) == 0 for value in rows[0].values() if value is not None)
+
+
+def test_messages_and_bytes_are_those_of_the_arrays(many):
+    row = pt.fit(MODEL, many[:4], schedule=pt.schedules.Synchronous(rounds=3)).history[-1]
+    density = 8 * (5 + 25)
+    task, update = 2 * density + 8, density + 8 * 4
+    assert row["messages"] == 2 * 3 * 4
+    assert row["bytes"] == 3 * 4 * (task + update)
+
+
+def test_the_free_energy_of_a_synchronous_round_is_that_of_the_posterior_it_began_with(many):
+    seen = []
+    result = pt.fit(
+        MODEL,
+        many[:6],
+        schedule=pt.schedules.Synchronous(rounds=6),
+        callbacks=[lambda event: seen.append((event.free_energy, event.posterior))],
+    )
+    for (_, posterior), (free_energy, _) in pairwise(seen):
+        assert free_energy == pytest.approx(pt.evidence(MODEL, many[:6], posterior), abs=1e-8)
+    assert result.log_evidence == pytest.approx(pt.evidence(MODEL, many[:6], result.posterior), abs=1e-8)
+
+
+def test_a_synchronous_run_ends_higher_than_it_was_after_any_fall(many):
+    """Falls are taken back: the free energy may dip once, and is then restored."""
+    result = pt.fit(
+        MODEL, many[:20], solver=pt.solvers.FixedPoint(steps=10), schedule=pt.schedules.Synchronous(rounds=40)
+    )
+    energies = [row["free_energy"] for row in result.history]
+    assert max(energies) - energies[-1] < 1e-6
+
+
+def test_a_stream_is_one_pass(many):
+    """`partial_fit` batch by batch equals `OnePass` over the same batches, when the local problem is conjugate."""
+    generator = np.random.default_rng(1)
+    X = generator.normal(size=(60, 3))
+    batches = pt.datasets.split((X, X @ np.array([1.0, 2.0, 3.0]) + generator.normal(size=60)), sites=4)
+    model = pt.models.LinearRegression(features=3)
+    whole = pt.fit(model, batches, schedule=pt.schedules.OnePass())
+    state = model
+    for batch in batches:
+        state = pt.partial_fit(state, batch)
+    np.testing.assert_allclose(state.posterior.location, whole.posterior.location, rtol=1e-10)
+    assert state.log_evidence == pytest.approx(whole.log_evidence, abs=1e-8)
+    assert len(state.factors) == 4
+    np.testing.assert_allclose(state.cavity(2).precision, whole.cavity(2).precision, rtol=1e-8)
+
+
+def test_a_vague_prior_is_no_obstacle():
+    """The posterior is eighteen orders of magnitude sharper than the prior, and still exact."""
+    X = np.random.default_rng(2).normal(size=(50, 2))
+    y = X @ np.array([1.0, -1.0])
+    for sites in (1, 3):
+        model = pt.models.LinearRegression(features=2, noise=1e-3, prior_scale=1e6, intercept=False)
+        result = pt.fit(model, pt.datasets.split((X, y), sites=sites), schedule=pt.schedules.Sequential(passes=3))
+        np.testing.assert_allclose(result.posterior.location, [1.0, -1.0], rtol=1e-9)
+        np.testing.assert_allclose(result.posterior.covariance, 1e-6 * np.linalg.inv(X.T @ X), rtol=1e-8)
+
+
+def test_same_seed_same_result_other_seed_another(many):
+    def run(seed):
+        solver = pt.solvers.FixedPoint(steps=2, batch_size=5, step_size=0.3)
+        return pt.fit(MODEL, many[:3], solver=solver, schedule=pt.schedules.Sequential(passes=2), seed=seed).fingerprint
+
+    assert run(1) == run(1) != run(2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"seed": -1}, "seed: expected a whole number"),
+        ({"seed": 1.5}, "seed: expected a whole number"),
+        ({"damping": 0}, "damping: expected a number in"),
+        ({"damping": "half"}, "damping: expected a number in"),
+        ({"engine": pt.engines.InProcess(speeds=[1.0])}, "speeds: expected 2, one per site, got 1"),
+        ({"expectation": pt.expectations.ClosedForm()}, "ClosedForm does not fit LogisticRegression"),
+        ({"hyper": pt.LearnHyper(names=("noise",))}, "LogisticRegression has no noise"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_refused(many, settings, complaint):
+    with pytest.raises(pt.errors.InputError, match=complaint):
+        pt.fit(MODEL, many[:2], **settings)
+
+
+@pytest.mark.parametrize("shards", [[], "abc", {"a": 1}, np.ones((3, 3))], ids=["none", "text", "mapping", "array"])
+def test_shards_that_are_not_a_list_of_sites_are_refused(shards):
+    with pytest.raises(pt.errors.InputError, match="shards"):
+        pt.fit(MODEL, shards)
+
+
+def test_predictions_check_their_input(many):
+    result = pt.fit(MODEL, many[:2], schedule=pt.schedules.OnePass())
+    with pytest.raises(pt.errors.InputError, match=r"^X: expected 5 features"):
+        result.predict(np.ones((2, 4)))
+    with pytest.raises(pt.errors.InputError, match=r"^X: is not finite at \[1, 0\]"):
+        result.predict_proba(np.array([[0.0] * 5, [np.nan] * 5]))
+    with pytest.raises(pt.errors.InputError, match="return_std"):
+        result.predict(np.ones((2, 5)), return_std=True)
+    assert result.predict_proba(np.ones((2, 5))).sum(axis=1) == pytest.approx([1, 1])
+    assert result.sample(0, 1000).shape == (1000, 5)
