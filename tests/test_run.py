@@ -3,6 +3,7 @@
 import tracemalloc
 from itertools import pairwise
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -141,3 +142,32 @@ def test_predictions_check_their_input(many):
         result.predict(np.ones((2, 5)), return_std=True)
     assert result.predict_proba(np.ones((2, 5))).sum(axis=1) == pytest.approx([1, 1])
     assert result.sample(0, 1000).shape == (1000, 5)
+
+
+def test_a_start_far_from_the_prior_is_used_and_not_held_against_the_first_step():
+    """The optimum is the same; only the first round's reports, which are about the start, are left out."""
+    model = pt.models.LogisticRegression(features=2, intercept=False)
+    generator = np.random.default_rng(3)
+    X = generator.normal(size=(80, 2))
+    shards = pt.datasets.split((X, (X[:, 0] > 0).astype(float)), sites=4)
+    prior = pt.families.Gaussian(np.zeros(2), np.eye(2))
+    near = pt.families.Gaussian.from_moments(np.array([2.0, 0.0]), 0.01 * np.eye(2))
+
+    def log_prob(w, data):
+        X, y = data
+        return y * (X @ w) - jnp.logaddexp(0.0, X @ w)
+
+    results = [
+        pt.fit(
+            pt.Model(prior, log_prob, init=init),
+            shards,
+            schedule=pt.schedules.Synchronous(rounds=30),
+            expectation=pt.expectations.MonteCarlo(256),
+        )
+        for init in (None, near)
+    ]
+    assert results[0].history[0]["free_energy"] is not None
+    assert results[1].history[0]["free_energy"] is None
+    reference = pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=60))
+    for result in results:
+        np.testing.assert_allclose(result.posterior.location, reference.posterior.location, atol=0.15)

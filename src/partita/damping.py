@@ -4,6 +4,7 @@
 Whatever a policy asks for, the ledger accepts less where the posterior or a cavity would become improper.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,11 +87,11 @@ class AutoTempering(Tempering):
     applied: Family | None = None
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
-        if self.best is not None and free_energy < self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
+        if self.best is not None and not free_energy >= self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
             self.taking_back = uncertainty == 0 and self.applied is not None
-            if self.taking_back:
+            if self.taking_back or not math.isfinite(free_energy):
                 return
         elif self.best is not None:
             factor = self.settings.regrow if self.has_fallen else self.settings.grow

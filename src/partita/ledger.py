@@ -202,17 +202,17 @@ class Ledger:
         others = len(sites) < self.sites
         if others:
             share = min(share, self._others_share(sites, start, end))
-        share, posterior, factors = self._verified(sites, changes, total, share)
-        weakest = shifted(self._bound(), start, posterior.cone()) if others else None
-        self.posterior, self._factors = posterior, factors
+        weakest = self._bound() if others else None
+        share, self.posterior = self._verified(sites, changes, total, share)
         if weakest is not None:
+            weakest = shifted(weakest, start, self.posterior.cone())
             own = (self.cavity(site).cone() for site in sites)
             weakest = reduce(lower_bound, own, weakest) if is_surely_inside(weakest) else None
         self._weakest = weakest
         return share
 
-    def _verified(self, sites: list[int], changes: Family, total: Family, share: float) -> tuple[float, Family, Family]:
-        """Posterior and factors as they come out after rounding; less is taken until what changed is proper."""
+    def _verified(self, sites: list[int], changes: Family, total: Family, share: float) -> tuple[float, Family]:
+        """Write the factors as they come out after rounding; less is taken until what changed is proper."""
         old = jax.tree.map(lambda a: a[sites], self._factors)
         while share > np.finfo(float).eps:
             posterior = self.posterior * total**share
@@ -220,10 +220,10 @@ class Ledger:
             cavities = self._cavities(sites, posterior, self._factors)
             finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((posterior, cavities)))
             if finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
-                return share, posterior, self._factors
+                return share, posterior
             share /= 2
         _write(self._factors, sites, old)
-        return 0.0, self.posterior, self._factors
+        return 0.0, self.posterior
 
     def _cavities(self, sites: Sequence[int], posterior: Family, factors: Family) -> Family:
         """Stacked cavities: by division, or where that cancels all digits, as products of all the others."""

@@ -4,13 +4,14 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from partita.accounting import Evidence, Tally
 from partita.damping import Damping, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker
 from partita.errors import InputError, RunMismatch
@@ -233,82 +234,6 @@ class Run:
         return dict(self.model.hyper) if self.learner is None else self.learner.hyper
 
 
-@dataclass
-class Tally:
-    """What has been counted so far."""
-
-    seconds: float = 0.0
-    clock: float = 0.0
-    messages: int = 0
-    bytes: int = 0
-    folds: int = 0
-
-    def sent(self, tasks: Sequence[Task]) -> None:
-        self.messages += len(tasks)
-        self.bytes += sum(task.nbytes for task in tasks)
-
-    def received(self, updates: Sequence[Update]) -> None:
-        self.folds += 1
-        self.messages += len(updates)
-        self.bytes += sum(update.nbytes for update in updates)
-        self.seconds += sum(update.seconds for update in updates)
-        self.clock = max([self.clock, *(update.finished_at for update in updates)])
-
-
-@dataclass
-class Evidence:
-    """The free energy of the posterior, estimated from what sites reported last.
-
-    F(q) = Σ_m (E_q[log p(y_m | θ)] - E_q[log t_m(θ)]) + A(q) - A(prior), each site's term as it was where it was last
-    evaluated. A term is stationary there, because a factor is the gradient of its expectation, so the estimate is exact
-    when all sites have just evaluated this posterior, and off by the order of the KL moved since when they have not.
-    """
-
-    sites: int
-    terms: dict[int, float] = field(default_factory=dict)
-    total: float = 0.0
-    fresh: set[int] = field(default_factory=set)
-    moved: float = 0.0
-    moved_when_sent: dict[int, float] = field(default_factory=dict)
-    moved_when_seen: dict[int, float] = field(default_factory=dict)
-
-    def sent(self, sites: Sequence[int]) -> None:
-        self.moved_when_sent.update(dict.fromkeys(sites, self.moved))
-
-    def report(self, updates: Sequence[Update]) -> None:
-        """Before a fold: each site's term with the factor that it still has."""
-        for update in updates:
-            self._set(update.site, update.expected_log_prob - update.expected_log_factor)
-            self.moved_when_seen[update.site] = self.moved_when_sent.pop(update.site)
-            self.fresh.add(update.site)
-
-    def folded(self, updates: Sequence[Update], accepted: float, change: float) -> None:
-        """After a fold: the factors have changed, and the posterior has moved."""
-        for update in updates:
-            self._set(update.site, self.terms[update.site] - accepted * update.expected_log_change)
-        self.moved += change
-
-    def _set(self, site: int, term: float) -> None:
-        self.total += term - self.terms.get(site, 0.0)
-        self.terms[site] = term
-
-    def estimate(self, log_partitions: float) -> float | None:
-        """F(q), given A(q) - A(prior); None until every site has reported."""
-        return self.total + log_partitions if len(self.terms) == self.sites else None
-
-    def is_complete(self) -> bool:
-        """Whether every site has reported since the last time that this was true."""
-        if len(self.fresh) < self.sites:
-            return False
-        self.fresh.clear()
-        self.total = math.fsum(self.terms.values())
-        return True
-
-    @property
-    def uncertainty(self) -> float:
-        return self.moved - min(self.moved_when_seen.values(), default=self.moved)
-
-
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
     ledger, schedule = run.ledger, run.schedule
@@ -329,6 +254,8 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             evidence.sent(chosen)
             board.sent(chosen)
         if not ledger.outstanding:
+            if chosen == []:
+                raise InputError(f"schedule: {type(schedule).__name__} asks nobody, and nobody is working")
             continue
         while not arrived or (schedule.waits and len(arrived) < len(ledger.outstanding)):
             arrived += carrier.collect()
@@ -389,6 +316,8 @@ def _folded(
     evidence.report(updates)
     complete = evidence.is_complete()
     free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
+    if run.start is not None and updates[0].version == 0:
+        free_energy = None  # the reports are about a start that is not the posterior
     if complete and free_energy is not None:
         gain = 0.0 if run.learner is None else run.learner.gain
         damping.observe(free_energy, evidence.uncertainty + gain)

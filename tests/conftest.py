@@ -1,0 +1,11 @@
+"""Compiled programs are kept for the test session and shared by its processes: most of the time goes into compiling."""
+
+import os
+from pathlib import Path
+
+CACHE = Path(__file__).parents[1] / ".pytest_cache" / "jax"
+
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
