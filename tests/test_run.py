@@ -171,3 +171,87 @@ def test_a_start_far_from_the_prior_is_used_and_not_held_against_the_first_step(
     reference = pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=60))
     for result in results:
         np.testing.assert_allclose(result.posterior.location, reference.posterior.location, atol=0.15)
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0, 5.0])
+@pytest.mark.parametrize("sites", [1, 3])
+def test_poisson_regression_with_default_settings(rate, sites):
+    """From a prior whose expected rates are astronomical, by any schedule's first step."""
+    generator = np.random.default_rng(4)
+    X = generator.normal(size=(200, 3))
+    truth = np.array([0.5, -0.3, 0.2, rate])
+    y = generator.poisson(np.exp(X @ truth[:3] + rate))
+    result = pt.fit(pt.models.PoissonRegression(features=3), pt.datasets.split((X, y), sites))
+    np.testing.assert_allclose(result.posterior.location, truth, atol=0.2)
+    assert -2000 < result.log_evidence < 0
+
+
+@pytest.mark.parametrize(
+    "solver", [pt.solvers.FixedPoint(), pt.solvers.FixedPoint(batch_size=20, step_size=0.1)], ids=str
+)
+def test_noisy_reports_do_not_freeze_automatic_damping(solver):
+    """The README's model of any log likelihood, by Monte Carlo, beside quadrature."""
+    X, y = pt.datasets.load("wine")
+    data = pt.datasets.standardised(X)[:, :3], (y == 0).astype(float)
+    prior = pt.families.Gaussian(np.zeros(3), np.eye(3))
+    model = pt.Model(prior, lambda w, d: d[1] * (d[0] @ w) - jnp.logaddexp(0.0, d[0] @ w))
+    shards = pt.datasets.split(data, 3)
+    result = pt.fit(model, shards, solver=solver, schedule=pt.schedules.Synchronous(rounds=120))
+    exact = pt.fit(pt.models.LogisticRegression(features=3, intercept=False), shards)
+    assert float(result.posterior.kl(exact.posterior)) < 0.1
+    assert np.mean([row["accepted"] for row in result.history[-20:]]) > 0.02
+
+
+@pytest.mark.parametrize(
+    "wrong", [jnp.sum, lambda rows: rows[:, None], lambda rows: rows[:-1]], ids=["sum", "n,1", "n-1"]
+)
+def test_a_log_prob_of_the_wrong_shape_is_refused(wrong):
+    prior = pt.families.Gaussian(np.zeros(2), np.eye(2))
+    model = pt.Model(prior, lambda w, d: wrong(-0.5 * (d[1] - d[0] @ w) ** 2))
+    with pytest.raises(pt.errors.InputError, match="log_prob: expected one number per row"):
+        pt.fit(model, [(np.ones((4, 2)), np.ones(4))])
+
+
+def test_a_problem_in_the_last_round_is_said_aloud():
+    prior = pt.families.Gaussian(np.zeros(1), np.eye(1))
+    model = pt.Model(prior, lambda w, y: jnp.log(-1.0 - y**2) * w[0])
+    with pytest.warns(RuntimeWarning, match="site 0: solver met a value that is not finite"):
+        pt.fit(model, [np.ones(3)], schedule=pt.schedules.OnePass())
+
+
+def test_a_stream_goes_on_with_learnt_hyperparameters():
+    prior = pt.families.Gaussian(np.zeros(1), np.eye(1))
+
+    def log_prob(w, y, hyper):
+        return -0.5 * ((y - w[0]) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"])
+
+    y = np.random.default_rng(5).normal(1.0, 0.1, size=60)
+    first = pt.fit(pt.Model(prior, log_prob, hyper={"noise": 1.0}), [y[:30]], hyper=pt.LearnHyper())
+    assert first.hyper["noise"] < 0.3
+    assert pt.partial_fit(first, y[30:]).posterior.scale[0] < first.posterior.scale[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"solver": "lbfgs"}, "solver: expected a Solver, got 'lbfgs'"),
+        ({"schedule": pt.schedules.Synchronous}, r"schedule: .* the class Synchronous: make one"),
+        ({"expectation": "mc"}, "expectation: expected a Expectation"),
+        ({"hyper": True}, "hyper: expected a LearnHyper"),
+        ({"callbacks": print}, "callbacks: expected a Sequence"),
+        ({"run_dir": 3}, "run_dir: expected"),
+        ({"resume": True}, "resume: needs the run_dir"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_refused(many, settings, complaint):
+    with pytest.raises(pt.errors.InputError, match=complaint):
+        pt.fit(MODEL, many[:2], **settings)
+
+
+def test_the_evidence_of_something_improper_is_refused(many):
+    result = pt.fit(MODEL, many[:2], schedule=pt.schedules.OnePass())
+    with pytest.raises(pt.errors.InputError, match="posterior: expected a proper Gaussian"):
+        pt.evidence(MODEL, many[:2], result.posterior**-1)
+    with pytest.raises(pt.errors.InputError, match="site 7: there are sites 0 to 1"):
+        result.cavity(7)

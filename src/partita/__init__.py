@@ -13,16 +13,19 @@ cap_blas_threads()
 
 if TYPE_CHECKING:
     from partita import (
+        damping,
         datasets,
         engines,
         errors,
         expectations,
         families,
+        hyper,
         metrics,
         models,
         report,
         schedules,
         solvers,
+        telemetry,
     )
     from partita.errors import PartitaError
     from partita.hyper import LearnHyper
@@ -31,16 +34,19 @@ if TYPE_CHECKING:
     from partita.run import evidence, fit, partial_fit
 
 _MODULES = (
+    "damping",
     "datasets",
     "engines",
     "errors",
     "expectations",
     "families",
+    "hyper",
     "metrics",
     "models",
     "report",
     "schedules",
     "solvers",
+    "telemetry",
 )
 _NAMES = {
     "LearnHyper": "partita.hyper",
@@ -59,6 +65,7 @@ __all__ = [
     "PartitaError",
     "Result",
     "__version__",
+    "damping",
     "datasets",
     "engines",
     "errors",
@@ -66,6 +73,7 @@ __all__ = [
     "expectations",
     "families",
     "fit",
+    "hyper",
     "load",
     "metrics",
     "models",
@@ -73,6 +81,7 @@ __all__ = [
     "report",
     "schedules",
     "solvers",
+    "telemetry",
 ]
 
 

@@ -132,15 +132,19 @@ class Reader:
     def _model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         name = self._name("model", MODELS, table, None)
         rest = {key: value for key, value in table.items() if key != "name"}
-        known = [field.name for field in dataclasses.fields(MODELS[name]) if field.name not in DERIVED]
-        self._known("model", rest, known)
+        known = {f.name: f.type for f in dataclasses.fields(MODELS[name]) if f.name not in DERIVED}
+        self._known("model", rest, list(known))
+        for key, value in rest.items():
+            self._typed("model", key, value, known[key])
         return name, rest
 
     def _hyper(self, table: dict[str, Any] | None) -> LearnHyper | None:
         if table is None:
             return None
-        if "names" in table:
-            table = {**table, "names": tuple(table["names"])}
+        if isinstance(table.get("names"), list):
+            table = {**table, "names": tuple(map(str, table["names"]))}
+        elif "names" in table:
+            self._typed("hyper", "names", table["names"], str)
         return self._build("hyper", LearnHyper, table)
 
     def _named(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str) -> Any:
@@ -149,7 +153,7 @@ class Reader:
 
     def _name(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str | None) -> str:
         name = table.get("name", default)
-        if name not in registry:
+        if not isinstance(name, str) or name not in registry:
             given = "is missing" if name is None else f"{name!r} is not known"
             raise self._error(section, "name", f"{given}: use one of {', '.join(registry)}{_meant(name, registry)}")
         return name
@@ -158,7 +162,8 @@ class Reader:
         fields = {field.name: field for field in dataclasses.fields(kind)}
         self._known(section, table, list(fields))
         for key, value in table.items():
-            self._typed(section, key, value, fields[key].type)
+            if not isinstance(value, tuple):
+                self._typed(section, key, value, fields[key].type)
         try:
             return kind(**table)
         except InputError as error:

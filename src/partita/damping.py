@@ -37,8 +37,8 @@ class Tempering:
 class Damping(Protocol):
     """A policy, ready for any run."""
 
-    def begin(self, sites: int, parallel: bool) -> Tempering:
-        """For a run with that many sites, several of them working at once or not."""
+    def begin(self, sites: int, parallel: bool, stochastic: bool = False) -> Tempering:
+        """For a run with that many sites, several of them working at once or not, and reporting with noise or not."""
         ...
 
 
@@ -52,7 +52,7 @@ class Fixed:
         if self.value is not None:
             check_share(damping=self.value)
 
-    def begin(self, sites: int, parallel: bool) -> Tempering:
+    def begin(self, sites: int, parallel: bool, stochastic: bool = False) -> Tempering:
         return Tempering(1 / sites if self.value is None else self.value)
 
 
@@ -61,7 +61,8 @@ class Auto:
     """Starts at 1/M where sites work at once and at 1 where they take turns.
 
     Grows while the estimated free energy improves, and shrinks when it falls. Where the fall is certain, because all
-    sites have evaluated one posterior, the step that caused it is taken back to the new share instead of another.
+    sites have evaluated one posterior, the step that caused it is taken back to the new share instead of another. Where
+    sites report with noise (Monte Carlo, mini-batches) the estimates are smoothed, and nothing is taken back.
     """
 
     grow: float = 1.5
@@ -69,9 +70,30 @@ class Auto:
     shrink: float = 0.5
     caution: float = 0.5
 
-    def begin(self, sites: int, parallel: bool) -> Tempering:
+    def begin(self, sites: int, parallel: bool, stochastic: bool = False) -> Tempering:
         first = 1 / sites if parallel else 1.0
-        return AutoTempering(first, settings=self, current=first, smallest=min(1e-3, 0.1 / sites))
+        return AutoTempering(
+            first,
+            settings=self,
+            current=first,
+            smallest=min(1e-3, 0.1 / sites),
+            smooth=Smooth() if stochastic else None,
+        )
+
+
+@dataclass
+class Smooth:
+    """A running mean of noisy free energies, and of how far they lie from it."""
+
+    mean: float | None = None
+    spread: float = 0.0
+
+    def add(self, value: float) -> tuple[float, float]:
+        if self.mean is None:
+            self.mean = value
+        self.spread = 0.8 * self.spread + 0.2 * abs(value - self.mean)
+        self.mean = 0.8 * self.mean + 0.2 * value
+        return self.mean, self.spread
 
 
 @dataclass
@@ -84,13 +106,18 @@ class AutoTempering(Tempering):
     best: float | None = None
     has_fallen: bool = False
     taking_back: bool = False
+    smooth: Smooth | None = None
     applied: Family | None = None
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
+        if self.smooth is not None and math.isfinite(free_energy):
+            free_energy, spread = self.smooth.add(free_energy)
+            uncertainty += spread
         if self.best is not None and not free_energy >= self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
-            self.taking_back = uncertainty == 0 and self.applied is not None
+            # Twice in a row is not the step's fault.
+            self.taking_back = uncertainty == 0 and self.smooth is None and self.share > 0 and self.applied is not None
             if self.taking_back or not math.isfinite(free_energy):
                 return
         elif self.best is not None:

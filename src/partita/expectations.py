@@ -29,6 +29,11 @@ class Expectation(eqx.Module):
     # Whether the value is a function of the mean parameters alone, for any family.
     of_mean: ClassVar[bool] = False
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether the value depends on random draws."""
+        return False
+
     @abstractmethod
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         """E_q[log p(y_n | θ, ε)] for each row."""
@@ -72,6 +77,10 @@ class LocalReparameterisation(Expectation):
     def __check_init__(self) -> None:
         check_count("LocalReparameterisation: ", samples=self.samples)
 
+    @property
+    def stochastic(self) -> bool:
+        return not self.fixed
+
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         m, v = q.project(data.X)
         if self.fixed:
@@ -90,6 +99,10 @@ class MonteCarlo(Expectation):
 
     def __check_init__(self) -> None:
         check_count("MonteCarlo: ", samples=self.samples)
+
+    @property
+    def stochastic(self) -> bool:
+        return True
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         params = q.sample(key, (self.samples,))

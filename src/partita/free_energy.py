@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from partita.errors import InputError
 from partita.expectations import Expectation
 from partita.families import Family
 from partita.models import AbstractModel, Hyper
@@ -25,6 +26,10 @@ class LocalProblem(eqx.Module):
     def expected_log_prob(self, q: Any, key: Array) -> Array:
         """E_q[log p(y_m | θ)], summed over the shard."""
         rows = self.expectation(self.model, q, self.shard.data, self.hyper, key)
+        if jnp.shape(rows) != self.shard.weights.shape:
+            raise InputError(
+                f"log_prob: expected one number per row, {self.shard.weights.shape}, got {jnp.shape(rows)}"
+            )
         return jnp.sum(jnp.where(self.shard.weights > 0, self.shard.weights * rows, 0))
 
     def free_energy(self, q: Family, key: Array) -> Array:
@@ -57,12 +62,3 @@ class LocalProblem(eqx.Module):
 
     def on(self, shard: Shard) -> "LocalProblem":
         return LocalProblem(self.model, self.expectation, self.cavity, shard, self.hyper)
-
-
-def local_share(posterior: Family, factor: Family, expected_log_prob: float, scale: float = 0.0) -> float:
-    """F_m(q*) = E_q[log p(y_m | θ) - log t_m(θ)], where log t_m = ⟨η_m, T(θ)⟩ + scale (Property 3).
-
-    The scales of all factors add up to A(prior) - A(posterior), which makes prior × ∏ factors normalised; with
-    any such scales the shares of all sites add up to the global free energy.
-    """
-    return float(expected_log_prob - posterior.expected_log(factor) - scale)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 
+from partita.checks import check_positive
 from partita.errors import InputError
 from partita.families import Family, inner
 from partita.ledger import Update
@@ -28,12 +29,17 @@ class LearnHyper:
     first the posterior lags behind and gradients are off by orders of magnitude, but seldom in their sign.
     """
 
-    names: tuple[str, ...] = ()
+    names: str | tuple[str, ...] = ()
     first_step: float = 0.1
     largest_step: float = 0.5
 
+    def __post_init__(self) -> None:
+        if isinstance(self.names, str):
+            object.__setattr__(self, "names", (self.names,))
+        check_positive("LearnHyper: ", first_step=self.first_step, largest_step=self.largest_step)
+
     def begin(self, model: AbstractModel, sites: int) -> "HyperLearner":
-        unknown = sorted(set(self.names) - set(model.hyper))
+        unknown = [name for name in self.names if name not in model.hyper]
         if unknown:
             known = ", ".join(model.hyper) or "none"
             raise InputError(f"hyper: {type(model).__name__} has no {', '.join(unknown)} (it has: {known})")
@@ -46,7 +52,7 @@ class HyperLearner:
     def __init__(self, settings: LearnHyper, model: AbstractModel, sites: int):
         self.settings, self.model, self.sites = settings, model, sites
         self.hyper: Hyper = dict(model.hyper)
-        self.names = settings.names or tuple(self.hyper)
+        self.names = tuple(settings.names) or tuple(self.hyper)
         # How much the free energy is expected to have changed with the last step.
         self.gain = 0.0
         self._shares: dict[int, Hyper] = {}

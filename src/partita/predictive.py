@@ -33,6 +33,8 @@ def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any
     rows = _rows(model, X)
     if isinstance(posterior, NormalGamma):
         spread = np.sum(rows * np.linalg.solve(posterior.precision, rows.T).T, axis=1)
+        if posterior.shape <= 1:
+            return np.full(len(rows), np.inf)
         return np.sqrt(posterior.rate / (posterior.shape - 1) * (1 + spread))
     with precision(model.dtype):
         variance = np.asarray(posterior.project(rows)[1])  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import jax
@@ -54,8 +55,10 @@ class Result:
         return self.posterior.sample(key, (number,))
 
     def cavity(self, site: int) -> Family:
-        """What all the other sites believe."""
-        return self.posterior / self.factors[site]
+        """What all the other sites believe: prior × ∏ of their factors."""
+        if not 0 <= site < len(self.factors):
+            raise InputError(f"site {site}: there are sites 0 to {len(self.factors) - 1}")
+        return reduce(lambda a, b: a * b, (t for m, t in enumerate(self.factors) if m != site), self.prior)
 
     @property
     def fingerprint(self) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
@@ -72,6 +73,10 @@ def fit(
     >>> result.posterior.location.round(6), result.posterior.scale.round(6)
     (array([1.6]), array([0.447214]))
     """
+    check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
+    check_kinds(hyper=(hyper, LearnHyper), callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
+    if resume and run_dir is None:
+        raise InputError("resume: needs the run_dir of the run")
     run = Run(
         model=model,
         shards=check_shards(model, shards),
@@ -115,7 +120,7 @@ def partial_fit(
         return fit(state, [shard], **settings)
     model = state.model
     if state.hyper != model.hyper:
-        model = replace(model, **state.hyper)
+        model = model.with_hyper(state.hyper)
     step = fit(model.with_prior(state.posterior), [shard], **settings)
     return replace(
         state,
@@ -140,10 +145,24 @@ def evidence(
     """The global free energy of any posterior: a lower bound of log p(y), and equal to it where q is exact."""
     hyper = dict(model.hyper) if hyper is None else hyper
     prior = prior_of(model, hyper)
+    if type(posterior) is not type(prior) or not posterior.is_proper():
+        raise InputError(f"posterior: expected a proper {type(prior).__name__}")
     checked = check_shards(model, shards)
     chosen = choose(model, prior, expectation)
     worker = Worker(Job(model, FixedPoint(), chosen, checked, check_seed(seed), False, True))
     return math.fsum(worker.evaluate(posterior, hyper)) - _divergence(posterior, prior)
+
+
+def check_kinds(**arguments: tuple[Any, Any]) -> None:
+    """Each argument is None, or what it has to be."""
+    for name, (value, kind) in arguments.items():
+        if value is not None and not isinstance(value, kind):
+            given = (
+                f"the class {value.__name__}: make one, {value.__name__}(...)"
+                if isinstance(value, type)
+                else repr(value)
+            )
+            raise InputError(f"{name}: expected a {getattr(kind, '__name__', kind)}, got {given}")
 
 
 def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
@@ -215,6 +234,8 @@ class Run:
             history.append(row)
             if journal is not None:
                 journal.add_row(event.fold, row)
+        if history and history[-1]["problem"] is not None:
+            warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
         values = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
@@ -230,6 +251,11 @@ class Run:
         )
 
     @property
+    def stochastic(self) -> bool:
+        """Whether reports of the free energy are noisy."""
+        return self.solver.stochastic or (self.expectation is not None and self.expectation.stochastic)
+
+    @property
     def current_hyper(self) -> Hyper:
         return dict(self.model.hyper) if self.learner is None else self.learner.hyper
 
@@ -238,7 +264,7 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
     ledger, schedule = run.ledger, run.schedule
     carrier = Carrier(run.engine, iter(()) if journal is None else journal.folds())
-    damping = run.damping.begin(ledger.sites, schedule.parallel)
+    damping = run.damping.begin(ledger.sites, schedule.parallel, run.stochastic)
     board = Board(ledger.sites, run.seed)
     tally, evidence, plan = Tally(), Evidence(ledger.sites), schedule.plan(board)
     arrived: list[Update] = []
@@ -339,6 +365,7 @@ def _folded(
         sites=tuple(update.site for update in updates),
         wanted=damping.share,
         accepted=share,
+        taken_back=damping.share == 0,
         staleness=staleness,
         free_energy=free_energy,
         change=change,

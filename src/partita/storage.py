@@ -7,7 +7,9 @@ again.
 
 import dataclasses
 import fcntl
+import functools
 import hashlib
+import inspect
 import json
 import os
 import sqlite3
@@ -219,27 +221,46 @@ def _decoded(site: int, version: int, payload: bytes, like: Family) -> Update:
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
 
 
-def describe(value: Any) -> Any:
-    """A plain description of settings, equal exactly when the settings are; arrays by their digest."""
+def describe(value: Any, seen: frozenset[int] = frozenset()) -> Any:
+    """A plain description of settings, to tell one run from another: arrays by digest, functions by what they do.
+
+    Two functions are told apart by their code, constants, defaults, closures and the globals that they use; not by
+    what the functions that they call do, if those are not Python's own.
+    """
+    if id(value) in seen:
+        return "…"
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    inside = seen | {id(value)}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         array = np.asarray(value)
         return f"{array.dtype}{list(array.shape)}:{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: describe(getattr(value, field.name), inside) for field in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
     if isinstance(value, dict):
-        return {str(key): describe(item) for key, item in sorted(value.items())}
+        return {str(key): describe(item, inside) for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))}
     if isinstance(value, tuple | list):
-        return [describe(item) for item in value]
-    if isinstance(value, types.FunctionType):
-        closure = [describe(cell.cell_contents) for cell in value.__closure__ or ()]
-        return [value.__qualname__, describe(value.__code__), closure, describe(value.__defaults__)]
+        return [describe(item, inside) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(describe(item, inside)) for item in value)
     if isinstance(value, types.CodeType):
-        constants = [describe(constant) for constant in value.co_consts]
+        constants = [describe(constant, inside) for constant in value.co_consts]
         return [hashlib.sha256(value.co_code).hexdigest()[:16], constants, list(value.co_names)]
-    if callable(value):
+    if isinstance(value, functools.partial):
+        return ["partial", *(describe(part, inside) for part in (value.func, value.args, value.keywords))]
+    return _describe_callable(value, inside) if callable(value) else type(value).__name__
+
+
+def _describe_callable(value: Any, seen: frozenset[int]) -> Any:
+    value = inspect.unwrap(value)
+    if not isinstance(value, types.FunctionType):
         return getattr(value, "__qualname__", type(value).__name__)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
+    plain = {name: item for name, item in used.items() if not isinstance(item, types.ModuleType | type)}
+    closure = [cell.cell_contents for cell in value.__closure__ or ()]
+    parts = (value.__code__, closure, value.__defaults__, value.__kwdefaults__, plain)
+    return [value.__qualname__, *(describe(part, seen) for part in parts)]
 
 
 def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row) -> None:

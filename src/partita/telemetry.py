@@ -8,6 +8,7 @@ from typing import Any, Protocol, TextIO
 import jax
 import numpy as np
 
+from partita.checks import check_count
 from partita.families import Family
 from partita.models import Hyper
 
@@ -24,6 +25,7 @@ class Event:
     sites: tuple[int, ...]
     wanted: float
     accepted: float
+    taken_back: bool
     staleness: int
     free_energy: float | None
     change: float
@@ -49,6 +51,7 @@ class Event:
             "wanted": self.wanted,
             "accepted": self.accepted,
             "damped": self.accepted < self.wanted,
+            "taken_back": self.taken_back,
             "staleness": self.staleness,
             "free_energy": self.free_energy,
             "change": self.change,
@@ -78,6 +81,9 @@ class Every:
 
     def __call__(self, event: Event) -> Row | None:
         return self.function(event.posterior) if event.fold % self.folds == 0 else None
+
+    def __post_init__(self) -> None:
+        check_count("Every: ", folds=self.folds)
 
 
 @dataclass
@@ -143,4 +149,4 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from partita.checks import check_count, check_positive
 from partita.errors import InputError
 
 NAMES = ("breast-cancer", "diabetes", "digits", "wine")
@@ -42,6 +43,8 @@ def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
     table = np.empty((len(rows), len(header)))
     for number, row in enumerate(rows):
         try:
+            if len(row) != len(header):
+                raise ValueError(f"it has {len(row)} cells")
             table[number] = [float(cell) for cell in row]
         except ValueError as error:
             raise InputError(f"{path}:{number + 2}: expected {len(header)} numbers ({error})") from None
@@ -51,9 +54,11 @@ def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
 
 def standardised(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
     """Columns with mean 0 and standard deviation 1, by the figures of `like` (X itself, if not given)."""
-    reference = X if like is None else like
-    spread = reference.std(axis=0)
-    return (X - reference.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    X = np.asarray(X, float)
+    reference = X if like is None else np.asarray(like, float)
+    centre, spread = reference.mean(axis=0), reference.std(axis=0)
+    varies = spread > 1e-12 * np.abs(centre)
+    return np.where(varies, (X - centre) / np.where(varies, spread, 1.0), 0.0)
 
 
 def train_test(arrays: Sequence[Any], share: float = 0.2, seed: int = 0) -> tuple[tuple, tuple]:
@@ -61,6 +66,8 @@ def train_test(arrays: Sequence[Any], share: float = 0.2, seed: int = 0) -> tupl
     arrays = [np.asarray(array) for array in arrays]
     order = np.random.default_rng(seed).permutation(len(arrays[0]))
     held_out = max(1, round(share * len(order)))
+    if not 0 < share < 1 or held_out >= len(order):
+        raise InputError(f"share: expected one between 0 and 1 that leaves rows on both sides, got {share}")
     test, train = order[:held_out], order[held_out:]
     return tuple(a[train] for a in arrays), tuple(a[test] for a in arrays)
 
@@ -74,7 +81,7 @@ def split(
     sizes: Sequence[float] | None = None,
     seed: int = 0,
 ) -> list[tuple[np.ndarray, ...]]:
-    """Spread the rows of equally long arrays over sites; the last but optional one of (X, y, weights) included.
+    """Spread the rows of equally long arrays over sites; weights, if given, go along.
 
     Args:
         data: `(X, y)` or `(X, y, weights)`.
@@ -109,12 +116,12 @@ def _check_split(arrays: list, sites: int, how: str, concentration: float, sizes
     if len({len(array) for array in arrays}) != 1:
         raise InputError("data: expected arrays with equally many rows")
     rows = len(arrays[0])
+    check_count(sites=sites)
+    check_positive(concentration=concentration)
     if not 1 <= sites <= rows:
         raise InputError(f"sites: expected a number from 1 to {rows}, the number of rows, got {sites}")
     if how != "iid" and len(arrays) < 2:
         raise InputError(f"data: {how!r} needs labels: pass (X, y)")
-    if concentration <= 0:
-        raise InputError(f"concentration: expected a positive number, got {concentration}")
     if sizes is not None and (len(sizes) != sites or min(sizes) <= 0):
         raise InputError(f"sizes: expected {sites} positive numbers")
     return rows

@@ -130,7 +130,7 @@ class Family(Tree):
         return jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(gradient))
 
     def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
-        """A function of the density, with its gradient in the mean parameters: C⁻¹ d/dη (Property 4).
+        """A function of the density, with its gradient in the mean parameters: C⁻¹ d/dη (Eq. 8 of the paper).
 
         Families whose moments are cheap to differentiate override this and avoid the Fisher matrix C.
         """

@@ -234,11 +234,8 @@ class Gaussian(Family):
 
     @in_own_precision
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
-        m = self.location
-        noise = _noise(key, shape, m)
-        flat = noise.reshape(-1, m.size)
-        spread = solve_triangular(self._cholesky(), flat.T, lower=True, trans=1).T  # L⁻ᵀ ε
-        return m + spread.reshape(noise.shape)
+        """The same draws as from the mean parameters, so that both are one function of the density."""
+        return self.mean().sample(key, shape)
 
     def project(self, X: Array) -> tuple[Array, Array]:
         """Mean and variance of Xθ."""

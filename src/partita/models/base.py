@@ -1,5 +1,6 @@
 """A model: prior × likelihood, and what it can say in closed form."""
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -8,6 +9,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from partita.checks import check_positive
 from partita.errors import ImproperDensity, InputError, ShardError
 from partita.families import Family
 from partita.runtime import Array, on_host, precision
@@ -19,8 +21,10 @@ Hyper = dict[str, Any]
 class AbstractModel(eqx.Module):
     """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
 
-    # Whether `expected_log_prob` is there; whether the likelihood sees θ only through Xθ, how many of those.
+    # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, so that one step is exact;
+    # whether the likelihood sees θ only through Xθ, and how many of those a row has.
     closed_form: ClassVar[bool] = False
+    conjugate: ClassVar[bool] = False
     projected: ClassVar[bool] = False
 
     outputs: ClassVar[int] = 1
@@ -61,15 +65,18 @@ class AbstractModel(eqx.Module):
         if not prior.is_proper():
             raise ImproperDensity("prior: must be proper")
         own = prior_of(self, self.hyper)
-        if type(own) is type(prior) and [np.shape(a) for a in jax.tree.leaves(own)] != [
-            np.shape(a) for a in jax.tree.leaves(prior)
-        ]:
-            raise InputError("prior: its parameters have other shapes than the model's")
+        shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(density)] for density in (own, prior)]
+        if type(own) is not type(prior) or shapes[0] != shapes[1]:
+            raise InputError(f"prior: expected a {type(own).__name__} with parameters of shapes {shapes[0]}")
         return eqx.tree_at(lambda model: model.given_prior, self, prior, is_leaf=lambda leaf: leaf is None)
+
+    def with_hyper(self, hyper: Hyper) -> Self:
+        """The same model with other starting values of its hyperparameters."""
+        return dataclasses.replace(self, **hyper)
 
     @property
     def start(self) -> Family | None:
-        """A density from which the first refinements start, where the prior is a bad place."""
+        """A density from which refinements of the untouched prior start, where the prior is a bad place."""
         return None
 
     @property
@@ -81,7 +88,7 @@ class Model(AbstractModel):
     """Any likelihood, as a function `log_prob(params, data) -> [n]` of JAX operations.
 
     With hyperparameters, `log_prob(params, data, hyper)`. A shard is an array, or a tuple or dictionary of
-    arrays with equally many rows; weights of rows can be given as `(data, weights)` through `weighted`.
+    arrays with equally many rows, or `pt.models.Weighted(data, weights)`.
 
     >>> import jax.numpy as jnp
     >>> from partita.families import Gaussian
@@ -107,12 +114,16 @@ class Model(AbstractModel):
             raise ImproperDensity("prior: must be proper")
         self.given_prior = prior
         self.function = log_prob
-        self.initial_hyper = tuple(sorted((hyper or {}).items()))
+        check_positive("hyper: ", **(hyper or {}))
+        self.initial_hyper = tuple(sorted((name, float(value)) for name, value in (hyper or {}).items()))
         self.init = init
 
     @property
     def hyper(self) -> Hyper:
         return dict(self.initial_hyper)
+
+    def with_hyper(self, hyper: Hyper) -> Self:
+        return type(self)(self.natural_prior({}), self.function, hyper, self.init)
 
     def natural_prior(self, hyper: Hyper) -> Family:
         assert self.given_prior is not None

@@ -174,6 +174,7 @@ class LinearRegression(LinearPredictor):
     noise_rate: float = 1.0
 
     closed_form: ClassVar[bool] = True
+    conjugate: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_positive(noise_shape=self.noise_shape, noise_rate=self.noise_rate)

@@ -32,7 +32,7 @@ class Outcome(IntEnum):
 REASONS = {
     Outcome.STEPS_DONE: "took all its steps",
     Outcome.CONVERGED: "changed less than its tolerance",
-    Outcome.HELD_BACK: "could not take a step and stay proper: lower `step_size`, or the schedule's damping",
+    Outcome.HELD_BACK: "found no step, however small, that is proper and no worse: scale the data, or lower `damping`",
     Outcome.NOT_FINITE: "met a value that is not finite: lower the learning rate, or scale the data",
 }
 
@@ -47,6 +47,11 @@ class SolverInfo(eqx.Module):
 
 class Solver(eqx.Module):
     """refine: from where the posterior is, towards the optimum of the local free energy. Pure."""
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether what it reports of the free energy is an estimate from some of the rows."""
+        return False
 
     @abstractmethod
     def refine(

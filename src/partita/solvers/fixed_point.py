@@ -11,9 +11,11 @@ from partita.free_energy import LocalProblem
 from partita.runtime import Array
 from partita.solvers.base import Outcome, Solver, SolverInfo, relative_change
 
-HALVINGS = 40
-# A free energy is not known better than this, relative to its size.
-ROUNDING = 1e-11
+HALVINGS = 120
+# A free energy is not known better than this many times the machine's precision, relative to its size.
+ROUNDING = 1e5
+# Where expectations overflow, from a wide prior say, any step looks like progress; one may still not go further.
+LARGEST_KL = 1e8
 
 
 class _State(NamedTuple):
@@ -26,12 +28,13 @@ class _State(NamedTuple):
 
 
 class FixedPoint(Solver):
-    """η_m ← (1 - ρ) η_m + ρ d/dμ E_q[log p(y_m | θ)] (Eq. 8 of the paper), `steps` times.
+    """η_m ← (1 - ρ) η_m + ρ d/dμ E_q[log p(y_m | θ)] (Eq. 10 of the paper), `steps` times.
 
     With `step_size` ρ = 1 and a conjugate model one step is the analytic update; with ρ < 1 a step is natural
     gradient ascent, which is mirror descent. "auto" starts from ρ = 1 and halves it while the local free energy
-    would fall, which only happens where a whole step overshoots; a number is used as it is, and halved only
-    while the posterior would become improper. `batch_size` estimates the expectation from that many random rows.
+    would fall, which only happens where a whole step overshoots; conjugate models always take it whole. A number is
+    used as it is, and halved only while the posterior would become improper. `batch_size` estimates the expectation
+    from that many random rows.
     """
 
     steps: int = 1
@@ -46,6 +49,10 @@ class FixedPoint(Solver):
             check_share('FixedPoint: (or "auto") ', step_size=self.step_size)
         if self.batch_size is not None:
             check_count("FixedPoint: ", batch_size=self.batch_size)
+
+    @property
+    def stochastic(self) -> bool:
+        return self.batch_size is not None
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
@@ -97,11 +104,14 @@ class FixedPoint(Solver):
         """The first of ρ, ρ/2, ρ/4, … that will do, and whether there was one."""
         anchor = local.cavity * state.factor
         now = value - state.posterior.kl(local.cavity)
-        target = now - ROUNDING * (1 + jnp.abs(now))
+        target = now - ROUNDING * jnp.finfo(now.dtype).eps * (1 + jnp.abs(now))
+        searching = self.step_size == "auto" and not local.model.conjugate
 
         def will_do(step_size: Array) -> Array:
             moved = anchor * change**step_size
-            return local.free_energy(moved, key) >= target if self.step_size == "auto" else moved.is_proper()
+            if not searching:
+                return moved.is_proper()
+            return (local.free_energy(moved, key) >= target) & (state.posterior.kl(moved) <= LARGEST_KL)
 
         def too_large(carry: tuple[Array, Array]) -> Array:
             return ~will_do(carry[0]) & (carry[1] < HALVINGS)
