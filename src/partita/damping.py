@@ -112,7 +112,7 @@ class AutoTempering(Tempering):
     def observe(self, free_energy: float, uncertainty: float) -> None:
         if self.smooth is not None and math.isfinite(free_energy):
             free_energy, spread = self.smooth.add(free_energy)
-            uncertainty += spread
+            uncertainty += 2 * spread / MARGIN
         if self.best is not None and not free_energy >= self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
