@@ -14,6 +14,8 @@ from partita.families import Family
 
 # The share of the KL moved that a late estimate of the free energy is off by, as measured.
 MARGIN = 0.3
+# After so many returns in a row, what was better before cannot be had back.
+MOST_RETURNS = 8
 
 
 @dataclass
@@ -106,6 +108,7 @@ class AutoTempering(Tempering):
     best: float | None = None
     has_fallen: bool = False
     taking_back: bool = False
+    returns: int = 0
     smooth: Smooth | None = None
     applied: Family | None = None
 
@@ -116,8 +119,8 @@ class AutoTempering(Tempering):
         if self.best is not None and not free_energy >= self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
-            # Twice in a row is not the step's fault.
-            self.taking_back = uncertainty == 0 and self.smooth is None and self.share > 0 and self.applied is not None
+            certain = uncertainty == 0 and self.smooth is None
+            self.taking_back = certain and self.returns < MOST_RETURNS and self.applied is not None
             if self.taking_back or not math.isfinite(free_energy):
                 return
         elif self.best is not None:
@@ -130,10 +133,11 @@ class AutoTempering(Tempering):
     def temper(self, changes: Family) -> Family:
         if self.taking_back and self.applied is not None:
             self.taking_back, self.share = False, 0.0
+            self.returns += 1
             back = self.applied ** (self.settings.shrink - 1)
             self.applied = self.applied**self.settings.shrink
             return back
-        self.share = self.current
+        self.share, self.returns = self.current, 0
         self.applied = changes**self.current
         return self.applied
 

@@ -113,9 +113,9 @@ def check_weights(site: int | None, weights: Any, rows: int, dtype: Any) -> np.n
 
 def as_numbers(site: int | None, name: str, value: Any, dtype: Any) -> np.ndarray:
     """An array of numbers, or an error that names the argument."""
-    if np.iscomplexobj(value):
-        raise ShardError(site, name, "is complex: real numbers are needed")
     try:
+        if np.iscomplexobj(value):
+            raise TypeError("it is complex")
         return np.array(value, dtype)
     except (TypeError, ValueError) as error:
         raise ShardError(site, name, f"is not an array of numbers ({error})") from None
