@@ -264,7 +264,7 @@ def test_an_update_replaces_the_factor_and_nothing_else(prior):
 def test_damping_is_applied_before_the_fold(prior):
     ledger, change = Ledger(prior, 3), random_change(prior, 1, 1.0, 1)
     task = ledger.dispatch([1], {})[0]
-    assert ledger.fold([Update(1, task.version, change, 0.0)], lambda changes: changes**0.25) == 1
+    assert ledger.fold([Update(1, task.version, change, 0.0)], lambda changes, factors: changes**0.25) == 1
     assert jax.tree.all(jax.tree.map(np.allclose, ledger.factor(1), change**0.25))
 
 

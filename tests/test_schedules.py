@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.damping import Auto, Fixed, as_damping
+from partita.damping import Auto, Fixed, Proposal, as_damping
 from partita.errors import InputError
 from partita.families import MeanField
 from partita.schedules import (
@@ -256,11 +256,13 @@ def test_damping_is_a_share(wrong):
 
 
 CHANGE = MeanField(np.array([[1.0, 2.0]]), np.array([[4.0, 8.0]]))
+PRIOR = MeanField(np.zeros(2), np.ones(2))
+PROPOSAL = Proposal([0], CHANGE, CHANGE**0, PRIOR, PRIOR)
 
 
 def share_of(policy):
     """What a policy takes of a change, which is also what it says that it took."""
-    taken = policy.temper(CHANGE)
+    taken = policy.temper(PROPOSAL)
     assert taken.precision == pytest.approx(policy.share * CHANGE.precision)
     policy.settle(1.0)
     return policy.share
@@ -307,12 +309,12 @@ def test_automatic_damping_forgives_a_fall_within_the_uncertainty():
 def test_a_step_that_certainly_did_harm_is_taken_back_to_the_new_share(falls):
     policy = Auto().begin(4, True)
     policy.observe(-10.0, 0.0)
-    kept = policy.temper(CHANGE)
+    kept = policy.temper(PROPOSAL)
     policy.settle(0.8)
     kept = kept**0.8
     for _ in range(falls):
         policy.observe(-20.0, 0.0)
-        kept = kept * policy.temper(CHANGE)
+        kept = kept * policy.temper(PROPOSAL)
         policy.settle(1.0)
     assert kept.precision == pytest.approx(0.8 * 0.25 * 0.5**falls * CHANGE.precision)
     policy.observe(-9.0, 0.0)

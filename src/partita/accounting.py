@@ -56,10 +56,10 @@ class Evidence:
             self.moved_when_seen[update.site] = self.moved_when_sent.pop(update.site)
             self.fresh.add(update.site)
 
-    def folded(self, updates: Sequence[Update], accepted: float, change: float) -> None:
+    def folded(self, sites: Sequence[int], expected_log_changes: Sequence[float], change: float) -> None:
         """After a fold: the factors have changed, and the posterior has moved."""
-        for update in updates:
-            self._set(update.site, self.terms[update.site] - accepted * update.expected_log_change)
+        for site, expected in zip(sites, expected_log_changes, strict=True):
+            self._set(site, self.terms[site] - expected)
         self.moved += change
 
     def _set(self, site: int, term: float) -> None:

@@ -1,4 +1,4 @@
-"""E_q[log p(y_n | θ)], one number per row: four ways, and which one fits a model.
+"""E_q[log p(y_n | θ)], one number per row: five ways, and which one fits a model.
 
 Each takes the density as it is differentiated: a family, or a Gaussian's mean parameters, which know their
 location, covariance and draws just as well.
@@ -18,6 +18,7 @@ from partita.errors import InputError
 from partita.families import Family, Gaussian, MeanField
 from partita.models import AbstractModel, Hyper
 from partita.runtime import Array
+from partita.shards import Shard
 
 # Keeps the derivative of a square root finite where a predictor does not vary at all.
 TINY = 1e-30
@@ -26,8 +27,10 @@ TINY = 1e-30
 class Expectation(eqx.Module):
     """How E_q[log p] is computed."""
 
-    # Whether the value is a function of the mean parameters alone, for any family.
+    # Whether the value is a function of the mean parameters alone, for any family; whether there is a `message` that
+    # replaces its gradient.
     of_mean: ClassVar[bool] = False
+    has_message: ClassVar[bool] = False
 
     @property
     def stochastic(self) -> bool:
@@ -37,6 +40,10 @@ class Expectation(eqx.Module):
     @abstractmethod
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         """E_q[log p(y_n | θ, ε)] for each row."""
+
+    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+        """E_q[log p(y | θ, ε)] of a shard, and the factor that stands for it; where `has_message`."""
+        raise InputError(f"{type(self).__name__} has no message of its own")
 
 
 class ClosedForm(Expectation):
@@ -65,10 +72,10 @@ class GaussHermite(Expectation):
 
 
 class LocalReparameterisation(Expectation):
-    """Draws of the predictors f = Xθ, rather than of θ (Kingma et al., 2015).
+    """Draws of the predictors f = Xθ, rather than of θ; of every layer's, for a network (Kingma et al., 2015).
 
     With `fixed=True` the draws are one low-discrepancy set, the same at every call: the free energy is then a
-    deterministic function, and every schedule has the same optimum.
+    deterministic function, and every schedule has the same optimum. Networks always draw afresh.
     """
 
     samples: int = 32
@@ -82,6 +89,8 @@ class LocalReparameterisation(Expectation):
         return not self.fixed
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        if model.layered:
+            return self._of_layers(model, q, data, hyper, key)
         m, v = q.project(data.X)
         if self.fixed:
             noise = jnp.asarray(normal_points(self.samples, m.shape[-1]), m.dtype)[:, None, :]
@@ -90,6 +99,75 @@ class LocalReparameterisation(Expectation):
         f = m + jnp.sqrt(jnp.maximum(v, TINY)) * noise
         values = jax.vmap(jax.vmap(model.pointwise, (0, 0, None)), (0, None, None))(f, data.y, hyper)
         return jnp.mean(values, axis=0)
+
+    def _of_layers(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        network = model.network  # type: ignore[attr-defined]
+        first = network.project(q, data.X)
+
+        def one(key: Array) -> Array:
+            return jax.vmap(model.pointwise, (0, 0, None))(network.draw(q, first, key), data.y, hyper)
+
+        if self.samples == 1:
+            return one(key)
+        return jnp.mean(jax.lax.map(one, jax.random.split(key, self.samples)), axis=0)
+
+
+class GaussNewton(LocalReparameterisation):
+    """Local reparameterisation for dense networks, with a message whose precision is never negative.
+
+    Its mean is that of the gradient. Its precision is the diagonal of the Fisher information, from labels that the
+    model draws itself (Martens, 2020), in place of the Hessian's, which is noisy and may be negative (Khan et al.,
+    2018, take squared gradients of mini-batches for the same reason). Rows are taken `rows_at_once`: few enough for the
+    processor's cache.
+    """
+
+    samples: int = 1
+    fixed: bool = False
+    rows_at_once: int = 1000
+
+    has_message: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        check_count("GaussNewton: ", rows_at_once=self.rows_at_once)
+
+    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+        size = min(self.rows_at_once, shard.capacity)
+
+        def add(total: Any, number: Array) -> tuple[Any, None]:
+            part = shard.part(number, size)
+            return jax.tree.map(
+                jnp.add, total, self._part(model, q, part, hyper, jax.random.fold_in(key, number))
+            ), None
+
+        parts = -(-shard.capacity // size)
+        if parts == 1:
+            value, gradient, precision = self._part(model, q, shard, hyper, key)
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, q.location)
+            start = (jnp.zeros((), q.dtype), zeros, zeros)
+            (value, gradient, precision), _ = jax.lax.scan(add, start, jnp.arange(parts))
+        return value, type(q)(jax.tree.map(lambda g, p, m: g + p * m, gradient, precision, q.location), precision)
+
+    def _part(self, model: Any, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any, Any]:
+        """Sums over rows: of log p, its gradient by the location, and the squares of gradients for drawn labels."""
+        (X, y), weights = shard.data, shard.weights
+        draw_key, label_key = jax.random.split(key)
+        network = model.network
+        first = network.project(q, X)
+        shifts = [jnp.zeros((X.shape[0], outputs), X.dtype) for outputs in network.sizes[1:]]
+        f, pull, hidden = jax.vjp(lambda s: network.shifted_draw(q, first, draw_key, s), shifts, has_aux=True)
+        rows = jax.vmap(jax.value_and_grad(model.pointwise), (0, 0, None))
+        values, slopes = rows(f, y, hyper)
+        drawn = model.sample_targets(f, hyper, label_key, y)
+        (by_layer,) = pull(slopes * weights[:, None])
+        (by_drawn,) = pull(rows(f, drawn, hyper)[1])
+        kind = type(q.location[0])
+        gradient, precision = [], []
+        for inputs, g, e in zip([X, *hidden], by_layer, by_drawn, strict=True):
+            square = e**2 * weights[:, None]
+            gradient.append(kind(inputs.T @ g, jnp.sum(g, axis=0)))
+            precision.append(kind((inputs**2).T @ square, jnp.sum(square, axis=0)))
+        return jnp.sum(jnp.where(weights > 0, weights * values, 0)), tuple(gradient), tuple(precision)
 
 
 class MonteCarlo(Expectation):
@@ -115,6 +193,8 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
     if wanted is None:
         if model.closed_form:
             return ClosedForm()
+        if model.layered and isinstance(prior, MeanField):
+            return GaussNewton()
         if model.projected and gaussian:
             return GaussHermite() if model.outputs == 1 else LocalReparameterisation()
         return MonteCarlo()
@@ -123,8 +203,12 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
         problem = "the model has no closed form"
     elif isinstance(wanted, GaussHermite) and not (model.projected and gaussian and model.outputs == 1):
         problem = "it needs one linear predictor per row and a Gaussian posterior"
-    elif isinstance(wanted, LocalReparameterisation) and not (model.projected and gaussian and model.outputs > 1):
-        problem = "it needs several linear predictors per row and a mean-field posterior"
+    elif isinstance(wanted, GaussNewton) and not model.layered:
+        problem = "it needs a network of dense layers"
+    elif isinstance(wanted, LocalReparameterisation) and not (
+        model.layered or (model.projected and gaussian and model.outputs > 1)
+    ):
+        problem = "it needs dense layers, or several linear predictors per row, and a mean-field posterior"
     if problem:
         raise InputError(f"expectation: {type(wanted).__name__} does not fit {type(model).__name__}: {problem}")
     return wanted

@@ -38,10 +38,12 @@ class LocalProblem(eqx.Module):
         return self.expected_log_prob(view, key) - q.kl(self.cavity)
 
     def message(self, q: Family, key: Array) -> tuple[Array, Family]:
-        """E_q[log p(y_m | θ)] and its gradient in the mean parameters of q (Property 4).
+        """E_q[log p(y_m | θ)] and its gradient in the mean parameters of q (Property 4), or what stands for it.
 
         The gradient is the factor that solves the fixed-point equation, given q.
         """
+        if self.expectation.has_message:
+            return self.expectation.message(self.model, q, self.shard, self.hyper, key)
         if self.expectation.of_mean:
             value, gradient = jax.value_and_grad(self.expected_log_prob)(q.mean(), key)
             return value, q.from_gradient(gradient)

@@ -84,7 +84,7 @@ def stacked(families: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *families)
 
 
-def unchanged(changes: Family) -> Family:
+def unchanged(changes: Family, factors: Family) -> Family:
     return changes
 
 
@@ -129,8 +129,8 @@ class Ledger:
         rows = zip(sites, cavities, factors, strict=True)
         return [Task(site, self.version, cavity, factor, hyper, start) for site, cavity, factor in rows]
 
-    def fold(self, updates: Sequence[Update], temper: Callable[[Family], Family] = unchanged) -> float:
-        """Apply updates together, after a damping policy has tempered their stacked changes.
+    def fold(self, updates: Sequence[Update], temper: Callable[[Family, Family], Family] = unchanged) -> float:
+        """Apply updates together, after a damping policy has tempered their changes, given those sites' factors.
 
         Returns the share of the tempered changes that was accepted.
         """
@@ -144,7 +144,7 @@ class Ledger:
         proposed = stacked([update.change for update in updates])
         self._check_values(sites, proposed)
         with np.errstate(over="ignore", invalid="ignore"):
-            changes = temper(proposed)
+            changes = temper(proposed, jax.tree.map(lambda a: a[sites], self._factors))
             share = self._apply(sites, changes, _product(changes))
         for site in sites:
             del self.outstanding[site]

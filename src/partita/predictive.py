@@ -1,5 +1,6 @@
 """What a posterior predicts: the likelihood's response, averaged over the parameters."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -10,8 +11,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.expectations import hermite, normal_points
 from partita.families import Family, Gaussian, MeanField, NormalGamma
-from partita.models import AbstractModel, Hyper, LinearRegression
-from partita.models.linear import LinearPredictor
+from partita.models import AbstractModel, Hyper, LinearRegression, Predictor
 from partita.runtime import Array, on_host, precision
 from partita.shards import check_rows
 
@@ -19,11 +19,11 @@ QUADRATURE_POINTS = 40
 
 
 def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: int = 256) -> np.ndarray:
-    """E_q[response(xᵀθ)] for each row: by quadrature for one predictor, with `samples` draws for several."""
-    linear = _linear(model)
-    rows = _rows(linear, X)
+    """E_q[response(f)] for each row: by quadrature for one linear predictor, else with `samples` draws."""
+    predictor = _predictor(model)
+    rows = _rows(predictor, X)
     with precision(model.dtype):
-        return on_host(_expected_response(linear, posterior, rows, samples))
+        return on_host(_expected_response(predictor, posterior, rows, samples))
 
 
 def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any) -> np.ndarray:
@@ -41,20 +41,20 @@ def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any
     return np.sqrt(variance + hyper["noise"] ** 2)
 
 
-def _rows(model: LinearPredictor, X: Any) -> np.ndarray:
+def _rows(model: Predictor, X: Any) -> np.ndarray:
     rows = model.design(None, X)
     check_rows(None, {"X": rows})
     return rows
 
 
-def _linear(model: AbstractModel) -> LinearPredictor:
-    if not isinstance(model, LinearPredictor):
+def _predictor(model: AbstractModel) -> Predictor:
+    if not isinstance(model, Predictor):
         raise InputError(f"{type(model).__name__} does not say how it predicts: use `sample` and your own function")
     return model
 
 
 @eqx.filter_jit
-def _expected_response(model: LinearPredictor, posterior: Family, X: Array, samples: int) -> Array:
+def _expected_response(model: Predictor, posterior: Family, X: Array, samples: int) -> Array:
     if isinstance(posterior, NormalGamma):
         return model.response(X @ posterior.location)
     if model.projected and isinstance(posterior, Gaussian | MeanField):
@@ -66,5 +66,17 @@ def _expected_response(model: LinearPredictor, posterior: Family, X: Array, samp
             weights = jnp.full(len(nodes), 1 / len(nodes), m.dtype)
         f = m + jnp.sqrt(v) * (nodes[:, None] if m.ndim == 1 else nodes)
         return jnp.tensordot(weights, model.response(f), axes=1)
-    draws = posterior.sample(jax.random.key(0), (samples,))
-    return jnp.mean(jax.lax.map(lambda theta: model.response(model.predictors(theta, X)), draws), axis=0)
+    keys = jax.random.split(jax.random.key(0), samples)
+    if model.layered:
+        network = model.network  # type: ignore[attr-defined]
+        first = network.project(posterior, X)
+        return _mean_over(keys, lambda key: model.response(network.draw(posterior, first, key)))
+    return _mean_over(keys, lambda key: model.response(model.predictors(posterior.sample(key), X)))
+
+
+def _mean_over(keys: Array, function: Callable[[Array], Array]) -> Array:
+    """One at a time, so that no more than one is in memory."""
+    like = jax.eval_shape(function, keys[0])
+    start = jnp.zeros(like.shape, like.dtype)
+    total, _ = jax.lax.scan(lambda total, key: (total + function(key), None), start, keys)
+    return total / len(keys)

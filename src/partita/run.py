@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from partita.accounting import Evidence, Tally
-from partita.damping import Damping, Tempering, as_damping
+from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker
 from partita.errors import InputError, RunMismatch
 from partita.expectations import Expectation, choose
@@ -80,9 +80,9 @@ def fit(
     run = Run(
         model=model,
         shards=check_shards(model, shards),
-        solver=FixedPoint() if solver is None else solver,
+        solver=solver,
         schedule=Synchronous() if schedule is None else schedule,
-        damping=as_damping(damping),
+        damping=damping,
         engine=InProcess() if engine is None else engine,
         expectation=expectation,
         hyper=hyper,
@@ -153,6 +153,17 @@ def evidence(
     return math.fsum(worker.evaluate(posterior, hyper)) - _divergence(posterior, prior)
 
 
+def choose_rest(expectation: Expectation, solver: Solver | None, damping: Any) -> tuple[Solver, Damping]:
+    """The solver and the damping that were asked for; where that is left open, those that fit the expectation.
+
+    Messages that are directions, not destinations, come one per round, and are for an optimiser at the server.
+    """
+    if solver is None:
+        solver = FixedPoint(step_size=1.0) if expectation.has_message else FixedPoint()
+    one_message = expectation.has_message and isinstance(solver, FixedPoint) and solver.steps == 1
+    return solver, Optimiser() if damping == "auto" and one_message else as_damping(damping)
+
+
 def check_kinds(**arguments: tuple[Any, Any]) -> None:
     """Each argument is None, or what it has to be."""
     for name, (value, kind) in arguments.items():
@@ -188,11 +199,11 @@ class Run:
 
     model: AbstractModel
     shards: list[Shard]
-    solver: Solver
+    solver: Any
     schedule: Schedule
-    damping: Damping
+    damping: Any
     engine: Engine
-    expectation: Expectation | None
+    expectation: Any
     hyper: LearnHyper | None
     seed: int
 
@@ -200,11 +211,11 @@ class Run:
         prior = prior_of(self.model, self.model.hyper)
         self.start = None if self.model.start is None else on_host(self.model.start)
         self.expectation = choose(self.model, prior, self.expectation)
+        self.solver, self.damping = choose_rest(self.expectation, self.solver, self.damping)
         self.ledger = Ledger(prior, len(self.shards))
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
 
     def job(self) -> Job:
-        assert self.expectation is not None
         learns = self.learner is not None
         return Job(self.model, self.solver, self.expectation, self.shards, self.seed, learns, self.schedule.waits)
 
@@ -253,7 +264,7 @@ class Run:
     @property
     def stochastic(self) -> bool:
         """Whether reports of the free energy are noisy."""
-        return self.solver.stochastic or (self.expectation is not None and self.expectation.stochastic)
+        return self.solver.stochastic or self.expectation.stochastic
 
     @property
     def current_hyper(self) -> Hyper:
@@ -277,6 +288,7 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             tasks = ledger.dispatch(chosen, run.current_hyper, start)
             carrier.submit(tasks, tally.clock)
             tally.sent(tasks)
+            damping.sent(chosen, ledger.posterior if start is None else start)
             evidence.sent(chosen)
             board.sent(chosen)
         if not ledger.outstanding:
@@ -342,29 +354,36 @@ def _folded(
     evidence.report(updates)
     complete = evidence.is_complete()
     free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
-    if run.start is not None and updates[0].version == 0:
-        free_energy = None  # the reports are about a start that is not the posterior
+    start = run.start if updates[0].version == 0 else None
+    if start is not None:
+        free_energy = None  # the reports are not about the posterior
     if complete and free_energy is not None:
         gain = 0.0 if run.learner is None else run.learner.gain
         damping.observe(free_energy, evidence.uncertainty + gain)
-    accepted = ledger.fold(updates, damping.temper)
+    sites = [update.site for update in updates]
+    accepted = ledger.fold(
+        updates,
+        lambda changes, factors: damping.temper(
+            Proposal(sites, changes, factors, ledger.prior, before, staleness, start)
+        ),
+    )
+    expected = [accepted * value for value in damping.expected_log_changes(updates)]
     damping.settle(accepted)
-    share = damping.share * accepted
     if run.learner is not None:
         run.learner.add(updates)
         if complete:
             _step_hyper(run.learner, ledger)
     change = _divergence(ledger.posterior, before)
-    evidence.folded(updates, share, change)
-    board.returned([update.site for update in updates], ledger.version, change)
+    evidence.folded(sites, expected, change)
+    board.returned(sites, ledger.version, change)
     outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
     return Event(
         fold=tally.folds,
         version=ledger.version,
         round=ledger.version / ledger.sites,
-        sites=tuple(update.site for update in updates),
+        sites=tuple(sites),
         wanted=damping.share,
-        accepted=share,
+        accepted=damping.share * accepted,
         taken_back=damping.share == 0,
         staleness=staleness,
         free_energy=free_energy,

@@ -39,6 +39,12 @@ class Shard(eqx.Module):
         draw = jax.random.uniform(key, (self.capacity,))
         return jnp.argsort(jnp.where(jnp.arange(self.capacity) < self.rows, draw, 2.0))
 
+    def part(self, number: Array, size: int) -> "Shard":
+        """The `number`-th `size` rows as they are; the last part overlaps the one before it, with weight zero."""
+        start = jnp.minimum(number * size, self.capacity - size)
+        data, weights = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), (self.data, self.weights))
+        return Shard(data, jnp.where(start + jnp.arange(size) >= number * size, weights, 0), jnp.asarray(size))
+
     def _taken(self, index: Array, scale: Array) -> "Shard":
         data = jax.tree.map(lambda a: a[index], self.data)
         return Shard(data, self.weights[index] * scale, jnp.asarray(index.shape[0]))

@@ -22,6 +22,9 @@ from partita.solvers import Solver, SolverInfo
 
 # Keys of evaluations, beside those of versions.
 EVALUATION = 2**31 - 1
+# Sites with more bytes than this, of data and parameters, are worked on one by one: a call costs little beside their
+# work, and copies of a stack would cost more.
+LARGE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,12 @@ class Engine(Protocol):
 class Worker:
     """Does the work of some sites: all of them in one process, or the one that a remote process holds.
 
-    Sites whose shards have the same padded size are stacked, so that a round is one compiled call.
+    Small sites whose shards have the same padded size are stacked, so that a round is one compiled call.
     """
 
     def __init__(self, job: Job):
         self.job = job
+        self._kept: dict[int, Shard] = {}
 
     @cached_property
     def _groups(self) -> dict[tuple, list[int]]:
@@ -78,25 +82,47 @@ class Worker:
 
     @cached_property
     def _stacks(self) -> dict[tuple, Shard]:
-        return {shape: stacked([self.job.shards[s] for s in sites]) for shape, sites in self._groups.items()}
+        """The shards of small sites, stacked by shape."""
+        groups = {shape: sites for shape, sites in self._groups.items() if not self._is_large(sites[0])}
+        return {shape: stacked([self.job.shards[s] for s in sites]) for shape, sites in groups.items()}
+
+    def _is_large(self, site: int) -> bool:
+        shard = sum(leaf.nbytes for leaf in jax.tree.leaves(self.job.shards[site]))
+        return shard > LARGE
+
+    def _alone(self, site: int) -> Shard:
+        """A large site's shard as a stack of one, kept where computations take it without a copy."""
+        if site not in self._kept:
+            self._kept[site] = jax.device_put(jax.tree.map(lambda a: a[None], self.job.shards[site]))
+        return self._kept[site]
 
     def _stacked(self, shape: tuple, sites: Sequence[int]) -> Shard:
+        if shape not in self._stacks:
+            return self._alone(sites[0])
         stack = self._stacks[shape]
         if list(sites) == self._groups[shape]:
             return stack
         index = [self._place[site][1] for site in sites]
         return jax.tree.map(lambda a: a[index[0] : index[0] + 1] if len(index) == 1 else a[index], stack)
 
+    def _parts(self, shape: tuple, sites: list[int]) -> list[list[int]]:
+        """What is computed in one call: the whole group, or a few sizes of it, so that few programs are compiled."""
+        if shape not in self._stacks:
+            return [[site] for site in sites]
+        return [sites] if len(sites) == len(self._groups[shape]) else _powers_of_two(sites)
+
     def refine(self, tasks: Sequence[Task]) -> list[Update]:
         """Answer tasks that share one posterior."""
-        by_shape: dict[tuple, list[Task]] = {}
-        for task in tasks:
-            by_shape.setdefault(self._place[task.site][0], []).append(task)
+        by_site = {task.site: task for task in tasks}
+        by_shape: dict[tuple, list[int]] = {}
+        for site in by_site:
+            by_shape.setdefault(self._place[site][0], []).append(site)
         answered = {}
-        for shape, group in by_shape.items():
-            for part in _parts(group, len(self._groups[shape])):
-                answered.update({update.site: update for update in self._refine_stack(shape, part)})
-        return [answered[task.site] for task in tasks]
+        for shape, sites in by_shape.items():
+            for part in self._parts(shape, sites):
+                updates = self._refine_stack(shape, [by_site[site] for site in part])
+                answered.update({update.site: update for update in updates})
+        return [answered[site] for site in by_site]
 
     def _refine_stack(self, shape: tuple, tasks: Sequence[Task]) -> list[Update]:
         job, first = self.job, tasks[0]
@@ -111,8 +137,8 @@ class Worker:
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
                 np.asarray(first.version, np.uint32),
-                stacked([task.cavity for task in tasks]),
-                stacked([task.factor for task in tasks]),
+                _as_stack([task.cavity for task in tasks]),
+                _as_stack([task.factor for task in tasks]),
                 self._stacked(shape, [task.site for task in tasks]),
                 np.asarray([task.site for task in tasks], np.uint32),
             )
@@ -138,24 +164,26 @@ class Worker:
         """E_q[log p(y_m | θ)] for every site here."""
         job, values = self.job, np.zeros(len(self.job.shards))
         with precision(job.model.dtype):
-            for shape, sites in self._groups.items():
-                values[sites] = _evaluate_sites(
-                    job.model,
-                    job.expectation,
-                    posterior,
-                    _array_hyper(hyper, job.model),
-                    np.asarray(job.seed, np.uint32),
-                    self._stacks[shape],
-                    np.asarray(sites, np.uint32),
-                )
+            for shape, group in self._groups.items():
+                for sites in self._parts(shape, group):
+                    values[sites] = _evaluate_sites(
+                        job.model,
+                        job.expectation,
+                        posterior,
+                        _array_hyper(hyper, job.model),
+                        np.asarray(job.seed, np.uint32),
+                        self._stacked(shape, sites),
+                        np.asarray(sites, np.uint32),
+                    )
         return values
 
 
-def _parts(tasks: list[Task], whole: int) -> list[list[Task]]:
-    """Split a group into a few sizes (the whole, or powers of two), so that few programs are compiled."""
-    if len(tasks) == whole:
-        return [tasks]
-    parts, rest = [], tasks
+def _as_stack(families: Sequence[Family]) -> Family:
+    return jax.tree.map(lambda a: a[None], families[0]) if len(families) == 1 else stacked(families)
+
+
+def _powers_of_two(sites: list[int]) -> list[list[int]]:
+    parts, rest = [], sites
     while rest:
         size = 1 << (len(rest).bit_length() - 1)
         parts.append(rest[:size])

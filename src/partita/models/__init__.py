@@ -1,6 +1,6 @@
 """Models: prior × likelihood."""
 
-from partita.models.base import AbstractModel, Hyper, Model, Weighted, prior_of
+from partita.models.base import AbstractModel, Hyper, Model, Predictor, Weighted, prior_of
 from partita.models.linear import (
     LinearRegression,
     LogisticRegression,
@@ -8,6 +8,7 @@ from partita.models.linear import (
     ProbitRegression,
     SoftmaxRegression,
 )
+from partita.models.network import Network
 
 REGISTRY: dict[str, type[AbstractModel]] = {
     "linear-regression": LinearRegression,
@@ -15,6 +16,7 @@ REGISTRY: dict[str, type[AbstractModel]] = {
     "probit-regression": ProbitRegression,
     "poisson-regression": PoissonRegression,
     "softmax-regression": SoftmaxRegression,
+    "network": Network,
 }
 
 __all__ = [
@@ -24,7 +26,9 @@ __all__ = [
     "LinearRegression",
     "LogisticRegression",
     "Model",
+    "Network",
     "PoissonRegression",
+    "Predictor",
     "ProbitRegression",
     "SoftmaxRegression",
     "Weighted",

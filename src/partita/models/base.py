@@ -3,7 +3,7 @@
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -12,20 +12,30 @@ import numpy as np
 from partita.checks import check_positive
 from partita.errors import ImproperDensity, InputError, ShardError
 from partita.families import Family
+from partita.metrics import classification, regression
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
 
 
+class Rows(NamedTuple):
+    """Inputs and targets."""
+
+    X: Array
+    y: Array
+
+
 class AbstractModel(eqx.Module):
     """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
 
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, so that one step is exact;
-    # whether the likelihood sees θ only through Xθ, and how many of those a row has.
+    # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
+    # layers.
     closed_form: ClassVar[bool] = False
     conjugate: ClassVar[bool] = False
     projected: ClassVar[bool] = False
+    layered: ClassVar[bool] = False
 
     outputs: ClassVar[int] = 1
 
@@ -82,6 +92,56 @@ class AbstractModel(eqx.Module):
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(np.float64)
+
+
+class Predictor(AbstractModel):
+    """A model of targets given inputs, which predicts: p(y | f) with f the outputs of something with parameters θ."""
+
+    @abstractmethod
+    def design(self, site: int | None, X: Any) -> np.ndarray:
+        """Check inputs, and give them the shape that `predictors` takes."""
+
+    @abstractmethod
+    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        """Check the targets of one site."""
+
+    @abstractmethod
+    def predictors(self, params: Any, X: Array) -> Array:
+        """f for every row."""
+
+    @abstractmethod
+    def response(self, f: Array) -> Array:
+        """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""
+
+    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
+        return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(self.predictors(params, data.X), data.y)
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        """From `(X, y)` or `(X, y, weights)`."""
+        if not isinstance(raw, tuple | list) or len(raw) not in (2, 3):
+            raise ShardError(site, "shard", "expected (X, y) or (X, y, weights)")
+        X = self.design(site, raw[0])
+        y = as_numbers(site, "y", raw[1], self.dtype)
+        check_rows(site, {"X": X, "y": y})
+        weights = check_weights(site, raw[2] if len(raw) == 3 else None, len(X), self.dtype)
+        return make_shard(Rows(X, self.targets(site, y)), weights)
+
+    def predict(self, response: np.ndarray) -> np.ndarray:
+        """A decision from the expected response."""
+        return response
+
+    def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """How good expected responses are, against observed targets."""
+        return classification(response, y) if response.ndim == 2 else regression(response, y)
+
+
+def check_labels(site: int, y: np.ndarray, classes: int) -> np.ndarray:
+    """Labels 0 … classes - 1, as whole numbers."""
+    wrong = (y < 0) | (y >= classes) | (y != np.floor(y))
+    if np.any(wrong):
+        known = "0 or 1" if classes == 2 else f"whole numbers from 0 to {classes - 1}"
+        raise ShardError(site, "y", f"labels must be {known}, got {y[wrong][0]:g}")
+    return y
 
 
 class Model(AbstractModel):

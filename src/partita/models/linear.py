@@ -1,7 +1,6 @@
 """Generalised linear models: the likelihood sees the parameters only through f = Xθ."""
 
-from abc import abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +11,15 @@ from partita.checks import check_count, check_positive
 from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField, NormalGamma
 from partita.families.gaussian import LOG_2PI
-from partita.metrics import classification, regression
-from partita.models.base import AbstractModel, Hyper
+from partita.models.base import Hyper, Predictor, Rows, check_labels
 from partita.runtime import Array
-from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+from partita.shards import as_numbers
 
 Posterior = Literal["full", "mean-field"]
 
 
-class Rows(NamedTuple):
-    """Design matrix (a column of ones last, if there is an intercept) and targets."""
-
-    X: Array
-    y: Array
-
-
-class LinearPredictor(AbstractModel):
-    """Shared by all models with a design matrix: columns, prior, and the checks of X."""
+class LinearPredictor(Predictor):
+    """Shared by all models with a design matrix (a column of ones last, if there is an intercept)."""
 
     features: int
     prior_scale: float = 1.0
@@ -63,21 +54,10 @@ class LinearPredictor(AbstractModel):
         zeros = jnp.zeros_like(precision)
         return Gaussian(zeros, jnp.diag(precision)) if self.posterior == "full" else MeanField(zeros, precision)
 
-    @abstractmethod
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        """Check the targets of one site."""
-
-    def shard(self, site: int, raw: Any) -> Shard:
-        """From `(X, y)` or `(X, y, weights)`."""
-        if not isinstance(raw, tuple | list) or len(raw) not in (2, 3):
-            raise ShardError(site, "shard", "expected (X, y) or (X, y, weights)")
-        X = self.design(site, raw[0])
-        y = as_numbers(site, "y", raw[1], self.dtype)
         if y.ndim != 1:
             raise ShardError(site, "y", f"expected one target per row, got shape {y.shape}")
-        check_rows(site, {"X": X, "y": y})
-        weights = check_weights(site, raw[2] if len(raw) == 3 else None, len(X), self.dtype)
-        return make_shard(Rows(X, self.targets(site, y)), weights)
+        return y
 
     def design(self, site: int | None, X: Any) -> np.ndarray:
         """X with the right number of columns, and ones for the intercept."""
@@ -90,30 +70,12 @@ class LinearPredictor(AbstractModel):
         """f = Xθ."""
         return X @ params
 
-    def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
-        return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(self.predictors(params, data.X), data.y)
-
-    @abstractmethod
-    def response(self, f: Array) -> Array:
-        """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""
-
-    def predict(self, response: np.ndarray) -> np.ndarray:
-        """A decision from the expected response."""
-        return response
-
-    def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        """How good expected responses are, against observed targets."""
-        return classification(response, y) if response.ndim == 2 else regression(response, y)
-
 
 class Classifier(LinearPredictor):
     """Two classes, labelled 0 and 1."""
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        if not np.all((y == 0) | (y == 1)):
-            wrong = y[(y != 0) & (y != 1)][0]
-            raise ShardError(site, "y", f"labels must be 0 or 1, got {wrong:g}")
-        return y
+        return check_labels(site, LinearPredictor.targets(self, site, y), 2)
 
     def predict(self, response: np.ndarray) -> np.ndarray:
         return (response[:, 1] > 0.5).astype(int)
@@ -145,6 +107,7 @@ class PoissonRegression(LinearPredictor):
     closed_form: ClassVar[bool] = True
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        y = LinearPredictor.targets(self, site, y)
         if np.any(y < 0) or np.any(y != np.floor(y)):
             raise ShardError(site, "y", "counts must be whole numbers of at least 0")
         return y
@@ -195,15 +158,12 @@ class LinearRegression(LinearPredictor):
         shape, rate = (jnp.asarray(value, self.dtype) for value in (self.noise_shape, self.noise_rate))
         return NormalGamma.from_parameters(jnp.zeros_like(precision), jnp.diag(precision), shape, rate)
 
-    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        return y
-
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         return -0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI
 
     def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
         if self.noise is not None:
-            return LinearPredictor.log_prob(self, params, data, hyper)
+            return Predictor.log_prob(self, params, data, hyper)
         w, tau = params
         return 0.5 * (jnp.log(tau) - LOG_2PI - tau * (data.y - data.X @ w) ** 2)
 
@@ -250,10 +210,7 @@ class SoftmaxRegression(LinearPredictor):
         return Gaussian(jnp.zeros(precision.size, self.dtype), jnp.diag(precision.ravel()))
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        if np.any(y < 0) or np.any(y >= self.classes) or np.any(y != np.floor(y)):
-            wrong = y[(y < 0) | (y >= self.classes) | (y != np.floor(y))][0]
-            raise ShardError(site, "y", f"labels must be whole numbers from 0 to {self.classes - 1}, got {wrong:g}")
-        return y.astype(np.int32)
+        return check_labels(site, LinearPredictor.targets(self, site, y), self.classes).astype(np.int32)
 
     def predictors(self, params: Array, X: Array) -> Array:
         return X @ params.reshape(self.classes, self.columns).T

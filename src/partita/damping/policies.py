@@ -5,17 +5,33 @@ Whatever a policy asks for, the ledger accepts less where the posterior or a cav
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from partita.checks import check_share, is_number
 from partita.errors import InputError
 from partita.families import Family
+from partita.ledger import Update
 
 # The share of the KL moved that a late estimate of the free energy is off by, as measured.
 MARGIN = 0.3
 # After so many returns in a row, what was better before cannot be had back.
 MOST_RETURNS = 8
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What sites propose in one fold: changes of their factors, stacked with one row per site."""
+
+    sites: Sequence[int]
+    changes: Family
+    factors: Family
+    prior: Family
+    posterior: Family
+    # How many updates the posterior has taken since the refinements started; and where, if that was not a posterior.
+    staleness: int = 0
+    start: Family | None = None
 
 
 @dataclass
@@ -28,9 +44,16 @@ class Tempering:
     def observe(self, free_energy: float, uncertainty: float) -> None:
         """An estimate of the free energy, whenever every site has reported again, and how far off it may be."""
 
-    def temper(self, changes: Family) -> Family:
-        """What is to be applied of proposed changes, stacked with one row per site."""
-        return changes**self.share
+    def sent(self, sites: Sequence[int], begin: Family) -> None:
+        """Sites have been handed tasks that begin from a density."""
+
+    def temper(self, proposal: Proposal) -> Family:
+        """The changes to apply, stacked as those that were proposed."""
+        return proposal.changes**self.share
+
+    def expected_log_changes(self, updates: Sequence[Update]) -> list[float]:
+        """E_q[log change] of what `temper` gave, for each site."""
+        return [self.share * update.expected_log_change for update in updates]
 
     def settle(self, accepted: float) -> None:
         """How much of what `temper` gave the ledger accepted."""
@@ -130,7 +153,7 @@ class AutoTempering(Tempering):
             self.current = min(1.0, self.current * factor**power)
         self.best = free_energy
 
-    def temper(self, changes: Family) -> Family:
+    def temper(self, proposal: Proposal) -> Family:
         if self.taking_back and self.applied is not None:
             self.taking_back, self.share = False, 0.0
             self.returns += 1
@@ -138,7 +161,7 @@ class AutoTempering(Tempering):
             self.applied = self.applied**self.settings.shrink
             return back
         self.share, self.returns = self.current, 0
-        self.applied = changes**self.current
+        self.applied = proposal.changes**self.current
         return self.applied
 
     def settle(self, accepted: float) -> None:

@@ -1,0 +1,236 @@
+"""An optimiser at the server, over the changes that sites propose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from partita.checks import check_count, check_not_negative, check_positive, check_share
+from partita.damping.policies import Proposal, Tempering
+from partita.errors import InputError
+from partita.families import Family, MeanField
+from partita.ledger import Update
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Moves a mean-field Gaussian along its natural gradient, with rates of their own for locations and precisions.
+
+    For sites that answer with one message, d/dμ E_q[log p], rather than with a solved local problem. What they propose
+    then adds up to the natural gradient of the global free energy, whatever the partition (Property 5 of the paper).
+    For a network that is a direction, not a destination: a diagonal precision knows nothing of correlated inputs, and a
+    whole step overshoots a hundredfold. So locations move by a quasi-Newton step (L-BFGS), which learns from the moves
+    and gradients of earlier rounds what the diagonal leaves out. Precisions take `precision_rate` of what is proposed.
+    Where only some sites report, the others' latest gradients stand for them.
+
+    Args:
+        memory: how many earlier moves the quasi-Newton step knows.
+        precision_rate: the share of a proposed change of precisions that is taken.
+        floor: added to all precisions before they scale a gradient, relative to their mean.
+        first_step: the share of the scaled gradient that is taken while there is no earlier move.
+        trust: the largest KL divergence of one move of the locations, in nats per parameter.
+        margin: a fall of the estimated free energy by more than this share of it quarters the trust.
+    """
+
+    memory: int = 10
+    precision_rate: float = 0.02
+    floor: float = 0.1
+    first_step: float = 0.0025
+    trust: float = 0.05
+    margin: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_count("Optimiser: ", memory=self.memory)
+        check_share("Optimiser: ", precision_rate=self.precision_rate, first_step=self.first_step)
+        check_positive("Optimiser: ", trust=self.trust, margin=self.margin)
+        check_not_negative("Optimiser: ", floor=self.floor)
+
+    def begin(self, sites: int, parallel: bool, stochastic: bool = False) -> Tempering:
+        return OptimiserTempering(1.0, settings=self, sites=sites, pairs=Pairs(self.memory), trust=self.trust)
+
+
+@dataclass
+class Pairs:
+    """Moves s of the locations with changes y of the gradient, newest last, and the inverse Hessian they imply.
+
+    In the compact form of Byrd, Nocedal and Schnabel (1994): a few products of tall matrices.
+    """
+
+    memory: int
+    moves: list[np.ndarray] = field(default_factory=list)
+    changes: list[np.ndarray] = field(default_factory=list)
+
+    def add(self, move: np.ndarray, change: np.ndarray) -> None:
+        """Keep a pair if it shows positive curvature."""
+        curvature = _dot(move, change)
+        if curvature > 1e-8 * np.sqrt(_dot(move, move) * _dot(change, change)):
+            self.moves, self.changes = [*self.moves, move][-self.memory :], [*self.changes, change][-self.memory :]
+
+    def forget(self) -> None:
+        self.moves, self.changes = [], []
+
+    def apply(self, scaling: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """H g, where H would be γ × diag(scaling) with no pairs."""
+        S, Y = np.stack(self.moves), np.stack(self.changes)
+        products = (S @ Y.T).astype(float)
+        R, curvatures = np.triu(products), np.diag(products)
+        scaled = Y * scaling
+        inner = (scaled @ Y.T).astype(float)
+        gamma = curvatures[-1] / inner[-1, -1]
+        half = solve_triangular(R, (S @ gradient).astype(float))
+        by_changes = gamma * (scaled @ gradient).astype(float)
+        along = solve_triangular(R, curvatures * half + gamma * inner @ half - by_changes, trans="T")
+        kind = gradient.dtype
+        return kind.type(gamma) * (scaling * gradient - half.astype(kind) @ scaled) + along.astype(kind) @ S
+
+
+@dataclass
+class OptimiserTempering(Tempering):
+    settings: Optimiser
+    sites: int
+    pairs: Pairs
+    trust: float
+    # Where each site's task in hand began; what it sent last: a gradient, and where that was taken. Who has sent one at
+    # all, and who since the last pair was made.
+    begun: dict[int, np.ndarray] = field(default_factory=dict)
+    gradients: dict[int, np.ndarray] = field(default_factory=dict)
+    places: dict[int, np.ndarray] = field(default_factory=dict)
+    heard: set[int] = field(default_factory=set)
+    last: tuple[np.ndarray, np.ndarray] | None = None
+    last_free_energy: float | None = None
+    expected: list[float] = field(default_factory=list)
+
+    def observe(self, free_energy: float, uncertainty: float) -> None:
+        """A fall by more than chance explains: what was learnt no longer holds, and moves have to be smaller."""
+        last, self.last_free_energy = self.last_free_energy, free_energy
+        if last is None:
+            return
+        if free_energy >= last - self.settings.margin * abs(last):
+            self.trust = min(self.settings.trust, 1.1 * self.trust)
+        else:
+            self.pairs.forget()
+            self.last = None
+            self.trust = 0.25 * self.trust
+
+    def sent(self, sites: Sequence[int], begin: Any) -> None:
+        now = Naturals.of(begin, 1)
+        self.begun.update(dict.fromkeys(sites, (now.shift / now.precision)[0]))
+
+    def temper(self, proposal: Proposal) -> Family:
+        if not isinstance(proposal.changes, MeanField):
+            raise InputError(f"damping: Optimiser moves mean-field Gaussians, not a {type(proposal.changes).__name__}")
+        rows = len(proposal.sites)
+        kind = proposal.changes.dtype.type
+        here: Any = proposal.posterior if proposal.start is None else proposal.start
+        # Where sites began elsewhere, each factor first takes its part of the way there.
+        base: Any = (here / proposal.prior) ** (1 / self.sites if proposal.start is not None else 0)
+        first = Naturals.of(base, 1)
+        factors = Naturals.of(proposal.factors, rows) + first
+        messages = Naturals.of(proposal.changes, rows) + factors - first
+        now = Naturals.of(here, 1)
+        location = (now.shift / now.precision)[0]
+        self._remember(proposal, messages)
+        change = kind(self.settings.precision_rate) * (messages.precision - factors.precision)
+        precision = np.maximum(now.precision[0] + change.sum(axis=0), np.finfo(kind).tiny)
+        residuals = (messages.shift - factors.shift) - (messages.precision - factors.precision) * location
+        moves = self._moves(proposal, residuals, location, precision)
+        applied = Naturals(precision * moves + change * location + first.shift, change + first.precision)
+        self._expect(applied, location, precision)
+        return applied.tree(proposal.changes)
+
+    def expected_log_changes(self, updates: Sequence[Update]) -> list[float]:
+        return self.expected
+
+    def _remember(self, proposal: Proposal, messages: "Naturals") -> None:
+        """Once every site has sent a gradient, compare with the last time that was so."""
+        for row, site in enumerate(proposal.sites):
+            place = self.begun.pop(site)
+            self.gradients[site] = messages.shift[row] - messages.precision[row] * place
+            self.places[site] = place
+        self.heard.update(proposal.sites)
+        if len(self.heard) < self.sites:
+            return
+        self.heard.clear()
+        middle = np.mean(list(self.places.values()), axis=0)
+        total = self._total(proposal, middle)
+        if self.last is not None:
+            self.pairs.add(middle - self.last[0], self.last[1] - total)
+        self.last = middle, total
+
+    def _total(self, proposal: Proposal, location: np.ndarray) -> np.ndarray:
+        """The gradient of the global free energy by the locations, from what every site sent last."""
+        prior = Naturals.of(proposal.prior, 1)
+        return np.sum(list(self.gradients.values()), axis=0) + (prior.shift - prior.precision * location)[0]
+
+    def _moves(
+        self, proposal: Proposal, residuals: np.ndarray, location: np.ndarray, precision: np.ndarray
+    ) -> np.ndarray:
+        """Each site's part of the move of the locations: its own residual, and an equal share of all the rest.
+
+        The rest is what the quasi-Newton step adds to the residuals. Were it applied to each residual by itself, parts
+        that cancel in the sum would grow without bound, because it is longer than a diagonal step.
+        """
+        if len(self.gradients) < self.sites:
+            return np.zeros_like(residuals)
+        share = len(proposal.sites) / self.sites
+        kind = precision.dtype.type
+        scaling = 1 / (precision + kind(self.settings.floor) * precision.mean())
+        total = self._total(proposal, location)
+        if self.pairs.moves:
+            step = self.pairs.apply(scaling, total)
+        else:
+            step = kind(self.settings.first_step) * scaling * total
+        divergence = 0.5 * _dot(step, step * precision)
+        largest = self.trust * len(step)
+        # A whole Newton step on gradients that are a round old would oscillate.
+        share /= 1 + proposal.staleness / self.sites
+        step *= kind(share * min(1.0, np.sqrt(largest / max(divergence, np.finfo(kind).tiny))))
+        # Residuals of all sites add up to the gradient; those of some would move the posterior a whole diagonal step.
+        everybody = len(proposal.sites) == self.sites
+        own = residuals / precision * kind(1 if everybody else self.settings.first_step)
+        return own + (step - own.sum(axis=0)) / kind(len(proposal.sites))
+
+    def _expect(self, applied: "Naturals", location: np.ndarray, precision: np.ndarray) -> None:
+        second = -0.5 * (1 / precision + location**2)
+        self.expected = [float(value) for value in applied.shift @ location + applied.precision @ second]
+
+
+@dataclass(frozen=True)
+class Naturals:
+    """Natural parameters of mean-field Gaussians as two matrices, with one row per density."""
+
+    shift: np.ndarray
+    precision: np.ndarray
+
+    @classmethod
+    def of(cls, density: Any, rows: int) -> "Naturals":
+        return cls(_flat(density.precision_times_location, rows), _flat(density.precision, rows))
+
+    def __add__(self, other: "Naturals") -> "Naturals":
+        return Naturals(self.shift + other.shift, self.precision + other.precision)
+
+    def __sub__(self, other: "Naturals") -> "Naturals":
+        return Naturals(self.shift - other.shift, self.precision - other.precision)
+
+    def tree(self, like: MeanField) -> MeanField:
+        return MeanField(_tree(self.shift, like.precision), _tree(self.precision, like.precision))
+
+
+def _dot(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.dot(first, second))
+
+
+def _flat(tree: Any, rows: int) -> np.ndarray:
+    """All leaves side by side, one row per site."""
+    return np.concatenate([np.reshape(leaf, (rows, -1)) for leaf in jax.tree.leaves(tree)], axis=1)
+
+
+def _tree(flat: np.ndarray, like: Any) -> Any:
+    """The inverse: leaves with a leading axis for the sites."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf[0].size for leaf in leaves])
+    parts = np.split(flat, ends[:-1], axis=1)
+    return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])

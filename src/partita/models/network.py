@@ -1,0 +1,270 @@
+"""Bayesian neural networks: a mean-field Gaussian over the weights of any network."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.checks import check_count, check_positive, is_whole
+from partita.errors import InputError, ShardError
+from partita.families import Family, MeanField
+from partita.families.gaussian import LOG_2PI
+from partita.metrics import classification
+from partita.models.base import Hyper, Predictor, Rows, check_labels
+from partita.runtime import Array
+from partita.shards import Shard, as_numbers
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+}
+Likelihood = Literal["softmax", "gaussian", "bernoulli"]
+
+
+class Layer(NamedTuple):
+    """inputs @ weights + bias."""
+
+    weights: Array
+    bias: Array
+
+
+def _gaussian(key: Array, mean: Array, variance: Array) -> Array:
+    return mean + jnp.sqrt(variance) * jax.random.normal(key, mean.shape, mean.dtype)
+
+
+class Dense(eqx.Module):
+    """Fully connected layers. What one gives is Gaussian, given its inputs: it can be drawn in place of the weights."""
+
+    sizes: tuple[int, ...] = eqx.field(static=True)
+    activation: str = eqx.field(static=True)
+
+    def __call__(self, params: Sequence[Layer], X: Array) -> Array:
+        *hidden, last = params
+        for weights, bias in hidden:
+            X = ACTIVATIONS[self.activation](X @ weights + bias)
+        return X @ last.weights + last.bias
+
+    def start(self, seed: int) -> tuple[Layer, ...]:
+        """Glorot and Bengio's (2010) weights, and no bias."""
+        generator = np.random.default_rng(seed)
+        pairs = zip(self.sizes, self.sizes[1:], strict=False)
+        return tuple(
+            Layer(
+                generator.normal(0, math.sqrt(2 / (inputs + outputs)), (inputs, outputs)).astype(np.float32),
+                np.zeros(outputs, np.float32),
+            )
+            for inputs, outputs in pairs
+        )
+
+    def project(self, q: Any, X: Array, layer: int = 0) -> tuple[Array, Array]:
+        """Mean and variance of what a layer gives, for independent weights."""
+        mean, variance = q.location[layer], q.variance[layer]
+        return X @ mean.weights + mean.bias, X**2 @ variance.weights + variance.bias
+
+    def draw(self, q: Any, first: tuple[Array, Array], key: Array) -> Array:
+        """Outputs, drawn layer by layer with noise of each row's own (Kingma et al., 2015).
+
+        `first` is the projection of the first layer, which every draw shares.
+        """
+        zeros = [jnp.zeros((), first[0].dtype)] * (len(self.sizes) - 1)
+        return self.shifted_draw(q, first, key, zeros)[0]
+
+    def shifted_draw(
+        self, q: Any, first: tuple[Array, Array], key: Array, shifts: Sequence[Array]
+    ) -> tuple[Array, list[Array]]:
+        """The same with a shift added to every layer, whose derivatives are those by the layers; and hidden inputs."""
+        keys = jax.random.split(key, len(shifts))
+        hidden: list[Array] = []
+        f = _gaussian(keys[0], *first) + shifts[0]
+        for layer in range(1, len(shifts)):
+            hidden.append(ACTIVATIONS[self.activation](f))
+            f = _gaussian(keys[layer], *self.project(q, hidden[-1], layer)) + shifts[layer]
+        return f, hidden
+
+
+class Apply(eqx.Module):
+    """Any function of parameters and rows."""
+
+    function: Callable[[Any, Array], Array]
+    params: Any
+
+    def __call__(self, params: Any, X: Array) -> Array:
+        return self.function(params, X)
+
+    def start(self, seed: int) -> Any:
+        return jax.tree.map(lambda a: np.asarray(a, np.float32), self.params)
+
+
+class OverRows(eqx.Module):
+    """An Equinox module of one row, as a function of its arrays and many rows."""
+
+    rest: Any
+
+    def __call__(self, params: Any, X: Array) -> Array:
+        return jax.vmap(eqx.combine(params, self.rest))(X)
+
+
+class Network(Predictor):
+    """A Bayesian neural network with a N(0, prior_scale²) prior and a mean-field Gaussian posterior, in float32.
+
+    Args:
+        layers: sizes of dense layers, inputs first and outputs last; or an Equinox module that takes one row; or a
+            function `apply(params, X)` of many rows, with the `params` to start from.
+        activation: between dense layers.
+        likelihood: "softmax" over labels 0, 1, …; "gaussian" with a standard deviation `noise`; "bernoulli" for
+            labels 0 and 1 and one output.
+        params: where to start, for `apply`.
+        prior_scale: standard deviation of the prior of every weight.
+        noise: of the Gaussian likelihood.
+        start_scale: standard deviation of every weight where refinements of the prior start.
+        heads: groups of classes, for tasks with labels of their own: head h has labels h·c … h·c + c - 1, and rows
+            only compare classes within the head of their label.
+        init_seed: of the weights to start from.
+
+    >>> model = Network([4, 3, 2])
+    >>> [layer.weights.shape for layer in model.start.location]
+    [(4, 3), (3, 2)]
+    """
+
+    layers: Any = eqx.field(converter=lambda given: tuple(given) if isinstance(given, list | tuple) else given)
+    activation: str = "relu"
+    likelihood: Likelihood = "softmax"
+    params: Any = None
+    prior_scale: float = 1.0
+    noise: float = 1.0
+    start_scale: float = 0.05
+    heads: int = 1
+    init_seed: int = 0
+
+    def __check_init__(self) -> None:
+        check_positive(prior_scale=self.prior_scale, noise=self.noise, start_scale=self.start_scale)
+        check_count(heads=self.heads)
+        if self.likelihood not in ("softmax", "gaussian", "bernoulli"):
+            raise InputError(f'likelihood: expected "softmax", "gaussian" or "bernoulli", got {self.likelihood!r}')
+        if self.activation not in ACTIVATIONS:
+            raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        if isinstance(self.layers, tuple):
+            if len(self.layers) < 2 or not all(is_whole(size) and size >= 1 for size in self.layers):
+                raise InputError(f"layers: expected at least two sizes, such as [784, 200, 10], got {self.layers}")
+            if self.layers[-1] % self.heads:
+                raise InputError(f"heads: {self.layers[-1]} outputs cannot be shared by {self.heads} heads")
+        elif not callable(self.layers):
+            raise InputError("layers: expected sizes, an Equinox module or a function apply(params, X)")
+        elif not isinstance(self.layers, eqx.Module) and self.params is None:
+            raise InputError("params: a function apply(params, X) needs parameters to start from")
+
+    @property
+    def network(self) -> Dense | Apply:
+        if isinstance(self.layers, tuple):
+            return Dense(self.layers, self.activation)
+        if isinstance(self.layers, eqx.Module):
+            params, rest = eqx.partition(self.layers, eqx.is_inexact_array)
+            return Apply(OverRows(rest), params)
+        return Apply(self.layers, self.params)
+
+    @property
+    def layered(self) -> bool:  # type: ignore[override]
+        return isinstance(self.layers, tuple)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    @property
+    def hyper(self) -> Hyper:
+        noise = {"noise": float(self.noise)} if self.likelihood == "gaussian" else {}
+        return {"prior_scale": float(self.prior_scale), **noise}
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        precision = 1 / jnp.asarray(hyper["prior_scale"], self.dtype) ** 2
+        params = self.network.start(self.init_seed)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return MeanField(zeros, jax.tree.map(lambda a: jnp.broadcast_to(precision, a.shape), params))
+
+    @property
+    def start(self) -> Family | None:
+        if self.given_prior is not None:
+            return None
+        return MeanField.from_moments(self.network.start(self.init_seed), np.float32(self.start_scale))
+
+    def design(self, site: int | None, X: Any) -> np.ndarray:
+        array = as_numbers(site, "X", X, self.dtype)
+        if isinstance(self.layers, tuple) and (array.ndim != 2 or array.shape[1] != self.layers[0]):
+            raise ShardError(site, "X", f"expected {self.layers[0]} features per row, got shape {array.shape}")
+        if array.ndim < 2:
+            raise ShardError(site, "X", f"expected rows, got shape {array.shape}")
+        return array
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        shard = Predictor.shard(self, site, raw)
+        X, y = shard.data
+        f = jax.eval_shape(self.network, self.network.start(self.init_seed), X[:1])
+        if f.ndim != 2:
+            raise InputError(f"layers: expected outputs of shape [rows, outputs], got {f.shape}")
+        if self.likelihood == "gaussian":
+            target = y[:, None] if y.ndim == 1 else y
+            if target.shape[1:] != f.shape[1:]:
+                raise ShardError(site, "y", f"expected {f.shape[1]} targets per row, got shape {y.shape}")
+            return eqx.tree_at(lambda s: s.data, shard, Rows(X, target))
+        if y.ndim != 1:
+            raise ShardError(site, "y", f"expected one label per row, got shape {y.shape}")
+        if self.likelihood == "bernoulli" and f.shape[1] != 1:
+            raise InputError(f"layers: a Bernoulli likelihood needs one output, got {f.shape[1]}")
+        labels = check_labels(site, y, 2 if self.likelihood == "bernoulli" else f.shape[1])
+        return eqx.tree_at(lambda s: s.data, shard, Rows(X, labels.astype(np.int32)))
+
+    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
+        return y
+
+    def predictors(self, params: Any, X: Array) -> Array:
+        return self.network(params, X)
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        if self.likelihood == "gaussian":
+            return jnp.sum(-0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI)
+        if self.likelihood == "bernoulli":
+            return y * f[0] - jax.nn.softplus(f[0])
+        # Comparisons with all labels, because indexing row by row becomes a slow gather.
+        mine = jnp.arange(f.shape[0]) == y
+        if self.heads == 1:
+            return jnp.sum(jnp.where(mine, f, 0)) - jax.nn.logsumexp(f)
+        classes = f.shape[0] // self.heads
+        head = jnp.arange(f.shape[0]) // classes == y // classes
+        return jnp.sum(jnp.where(mine, f, 0)) - jax.nn.logsumexp(jnp.where(head, f, -jnp.inf))
+
+    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
+        """y ~ p(y | f) for each row; `like` are observed ones, which say the head."""
+        if self.likelihood == "gaussian":
+            return f + hyper["noise"] * jax.random.normal(key, f.shape, f.dtype)
+        if self.likelihood == "bernoulli":
+            return jax.random.bernoulli(key, jax.nn.sigmoid(f[:, 0])).astype(like.dtype)
+        if self.heads > 1:
+            classes = f.shape[1] // self.heads
+            f = jnp.where(jnp.arange(f.shape[1]) // classes == like[:, None] // classes, f, -jnp.inf)
+        return jax.random.categorical(key, f).astype(like.dtype)
+
+    def response(self, f: Array) -> Array:
+        if self.likelihood == "gaussian":
+            return f[..., 0] if f.shape[-1] == 1 else f
+        if self.likelihood == "bernoulli":
+            return jnp.concatenate([jax.nn.sigmoid(-f), jax.nn.sigmoid(f)], axis=-1)
+        heads = f.reshape(*f.shape[:-1], self.heads, f.shape[-1] // self.heads)
+        return jax.nn.softmax(heads, axis=-1).reshape(f.shape)
+
+    def predict(self, response: np.ndarray) -> np.ndarray:
+        return response if self.likelihood == "gaussian" else response.argmax(axis=-1)
+
+    def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        """With several heads, the head of each row's label is given."""
+        if self.likelihood == "gaussian" or self.heads == 1:
+            return Predictor.score(self, response, y)
+        y = np.asarray(y, int)
+        heads = response.reshape(len(y), self.heads, -1)
+        classes = heads.shape[2]
+        return classification(heads[np.arange(len(y)), y // classes], y % classes)
