@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         hyper,
         metrics,
         models,
+        predictive,
         report,
         schedules,
         solvers,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from partita.hyper import LearnHyper
     from partita.models import Model
     from partita.result import Result, load
-    from partita.run import evidence, fit, partial_fit
+    from partita.run import events, evidence, fit, partial_fit
 
 _MODULES = (
     "damping",
@@ -43,6 +44,7 @@ _MODULES = (
     "hyper",
     "metrics",
     "models",
+    "predictive",
     "report",
     "schedules",
     "solvers",
@@ -53,6 +55,7 @@ _NAMES = {
     "Model": "partita.models",
     "PartitaError": "partita.errors",
     "Result": "partita.result",
+    "events": "partita.run",
     "evidence": "partita.run",
     "fit": "partita.run",
     "load": "partita.result",
@@ -69,6 +72,7 @@ __all__ = [
     "datasets",
     "engines",
     "errors",
+    "events",
     "evidence",
     "expectations",
     "families",
@@ -78,6 +82,7 @@ __all__ = [
     "metrics",
     "models",
     "partial_fit",
+    "predictive",
     "report",
     "schedules",
     "solvers",

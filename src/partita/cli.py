@@ -2,8 +2,9 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,6 +128,124 @@ def report(
 ) -> None:
     """Write DIR/report.html from what DIR holds."""
     finish(folder, {}, json)
+
+
+reproduction = typer.Typer(help="The paper's experiments, with its plots.", no_args_is_help=True)
+app.add_typer(reproduction, name="reproduce")
+Out = Annotated[Path, typer.Option(help="Folder for results; what is finished there is not run again.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small data from a wheel, in under 3 minutes.")]
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
+Names = Annotated[str | None, typer.Option("--method", help="Only these, separated by commas.")]
+Data = Annotated[Path | None, typer.Option(help="The folder that holds mnist.npz.")]
+Validate = Annotated[
+    bool, typer.Option("--validate", help="Measure on a sixth of the training data, not the test set.")
+]
+Sweep = Annotated[bool, typer.Option("--sweep", help="Other rates and settings, too.")]
+
+
+@reproduction.command()
+def federated(
+    setting: Annotated[str, typer.Option(help="iid, non-iid or both.")] = "both",
+    method: Names = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    rounds: Annotated[int | None, typer.Option(min=6, help="Of synchronous PVI; others follow.")] = None,
+    sweep: Sweep = False,
+    validate: Validate = False,
+    data: Data = None,
+    out: Out = Path("federated"),
+    json: Json = False,
+) -> None:
+    """Bayesian networks on MNIST over ten sites: global VI, committee machines and PVI, six ways."""
+    from partita.reproduce import federated as study
+    from partita.reproduce.study import Images
+
+    settings = study.SETTINGS if setting == "both" else (checked("--setting", setting, study.SETTINGS),)
+    scale = study.QUICK if quick else study.FULL
+    scale = scale if rounds is None else replace(scale, rounds=rounds)
+    images = Images.load("digits" if quick else "mnist", data, validate=validate)
+    known = [*study.methods("iid", scale), *(study.sweeps(scale) if sweep else {})]
+    cells = study.cells(images, settings, chosen_names(method, known), seeds, scale, sweep)
+    reproduce("Federated Bayesian networks", cells, images, scale.hidden, out, json)
+
+
+@reproduction.command()
+def sngd(
+    method: Names = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    sweep: Sweep = False,
+    validate: Validate = False,
+    data: Data = None,
+    out: Out = Path("sngd"),
+    json: Json = False,
+) -> None:
+    """Global VI on MNIST: Adam, stochastic natural gradients, and natural gradients with momentum and curvature."""
+    from partita.reproduce import sngd as study
+    from partita.reproduce.study import Images
+
+    images = Images.load("digits" if quick else "mnist", data, validate=validate)
+    names = chosen_names(method, list(study.RATES))
+    widths, epochs = ((50,), (5, 20)) if quick else ((200, 500), (5, 20))
+    cells = study.cells(images, names, seeds, widths, epochs, sweep)
+    reproduce("Solvers for global VI", cells, images, (50,) if quick else (200,), out, json)
+
+
+@reproduction.command()
+def vcl(
+    method: Names = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    validate: Validate = False,
+    data: Data = None,
+    out: Out = Path("vcl"),
+    json: Json = False,
+) -> None:
+    """Continual learning on permuted and split MNIST: one pass of PVI, with and without coresets."""
+    from partita.reproduce import vcl as study
+    from partita.reproduce.study import Images
+
+    images = Images.load("digits" if quick else "mnist", data, validate=validate)
+    cells = study.cells(quick, seeds, images, chosen_names(method, list(study.METHODS)))
+    reproduce("Variational continual learning", cells, images, (50,) if quick else (100, 100), out, json)
+
+
+def checked(option: str, value: str, known: Sequence[str]) -> str:
+    from partita.errors import InputError
+
+    if value not in known:
+        raise InputError(f"{option}: expected one of {', '.join(known)}, got {value!r}")
+    return value
+
+
+def chosen_names(given: str | None, known: Sequence[str]) -> list[str] | None:
+    return None if given is None else [checked("--method", name.strip(), known) for name in given.split(",")]
+
+
+def reproduce(title: str, cells: Sequence[Any], images: Any, hidden: Sequence[int], out: Path, json: bool) -> None:
+    """Run a study with a progress bar or JSON lines, then write its tables and pages."""
+    from partita.report import Report, write_report
+    from partita.reproduce.study import curves, run_study, speed_of, summary
+    from partita.reproduce.watch import Bar, Lines
+    from partita.runtime import cache_compilation
+    from partita.telemetry import to_json
+
+    cache_compilation()
+    again = "the same command; finished runs are kept"
+    with suppress_interrupt(again):
+        rows = run_study(cells, out, lambda: speed_of(images.network(hidden)), Lines(sys.stdout) if json else Bar())
+    table = summary(rows)
+    pages = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        here = [line for line in table if line["setting"] == setting]
+        words = "Error in percent; mean ± half the range over seeds. Curves are the first seed's."
+        report = Report(f"{title}: {setting}", words, here, curves(rows, setting))
+        pages.append(str(write_report(out / f"{setting.replace(' ', '-')}.html", report)))
+    if json:
+        typer.echo(to_json({"event": "summary", "rows": table, "pages": pages}))
+    else:
+        print_table(title, table)
+        typer.echo(f"curves: {', '.join(pages)}")
 
 
 def finish(folder: Path, measured: dict[str, float], json: bool) -> None:

@@ -25,12 +25,15 @@ from partita.solvers import Solver
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """A data set by name, or a CSV file with a header and the column to predict."""
+    """A data set by name, or a CSV file with a header and the column to predict.
+
+    Without `test_share` the test part is the published one if there is one, else a random fifth of the rows.
+    """
 
     name: str | None = None
     path: str | None = None
     target: str | None = None
-    test_share: float = 0.2
+    test_share: float | None = None
     standardise: bool = True
 
 
@@ -209,24 +212,27 @@ def _meant(name: Any, known: Any) -> str:
 
 def load_data(config: Config, folder: Path) -> tuple[tuple, tuple]:
     """The training and the test part, standardised by the training part."""
-    X, y = _read(config.data, folder)
-    train, test = datasets.train_test((X, y), config.data.test_share, config.seed)
+    train, test = _read(config.data, folder, config.seed)
     if config.data.standardise:
         test = (datasets.standardised(test[0], train[0]), test[1])
         train = (datasets.standardised(train[0]), train[1])
     return train, test
 
 
-def _read(data: Data, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read(data: Data, folder: Path, seed: int) -> tuple[tuple, tuple]:
     if (data.name is None) == (data.path is None):
         raise ConfigError("[data]: give either a name or a path")
-    if not 0 < data.test_share < 1:
+    if data.test_share is not None and not 0 < data.test_share < 1:
         raise ConfigError(f"[data] test_share: expected a number between 0 and 1, got {data.test_share}")
+    if data.name in datasets.WITH_SPLIT and data.test_share is None:
+        return datasets.load_split(data.name)
     if data.name is not None:
-        return datasets.load(data.name)
-    if data.target is None:
+        whole = datasets.load(data.name)
+    elif data.target is not None:
+        whole = datasets.read_csv(folder / str(data.path), data.target)
+    else:
         raise ConfigError("[data] target: name the column to predict")
-    return datasets.read_csv(folder / str(data.path), data.target)
+    return datasets.train_test(whole, 0.2 if data.test_share is None else data.test_share, seed)
 
 
 def build_model(config: Config, X: np.ndarray, y: np.ndarray) -> AbstractModel:

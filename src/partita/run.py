@@ -73,11 +73,57 @@ def fit(
     >>> result.posterior.location.round(6), result.posterior.scale.round(6)
     (array([1.6]), array([0.447214]))
     """
-    check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
-    check_kinds(hyper=(hyper, LearnHyper), callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
+    check_kinds(callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
     if resume and run_dir is None:
         raise InputError("resume: needs the run_dir of the run")
-    run = Run(
+    run = prepared(model, shards, solver, schedule, damping, engine, expectation, hyper, seed)
+    run.engine.open(run.job())
+    try:
+        with nullcontext() if run_dir is None else run.journal(run_dir, resume) as journal:
+            return run.finish(callbacks, journal)
+    finally:
+        run.engine.close()
+
+
+def events(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    *,
+    solver: Solver | None = None,
+    schedule: Schedule | None = None,
+    damping: float | str | Damping = "auto",
+    engine: Engine | None = None,
+    expectation: Expectation | None = None,
+    hyper: LearnHyper | None = None,
+    seed: int = 0,
+) -> Iterator[Event]:
+    """The same run as `fit`, one event at a time: to stop, look or predict whenever you like.
+
+    Every event carries the posterior of that moment.
+    """
+    run = prepared(model, shards, solver, schedule, damping, engine, expectation, hyper, seed)
+    run.engine.open(run.job())
+    try:
+        yield from iterate(run)
+    finally:
+        run.engine.close()
+
+
+def prepared(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    solver: Solver | None,
+    schedule: Schedule | None,
+    damping: Any,
+    engine: Engine | None,
+    expectation: Expectation | None,
+    hyper: LearnHyper | None,
+    seed: int,
+) -> "Run":
+    """A run whose parts have been checked."""
+    check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
+    check_kinds(hyper=(hyper, LearnHyper))
+    return Run(
         model=model,
         shards=check_shards(model, shards),
         solver=solver,
@@ -88,12 +134,6 @@ def fit(
         hyper=hyper,
         seed=check_seed(seed),
     )
-    run.engine.open(run.job())
-    try:
-        with nullcontext() if run_dir is None else run.journal(run_dir, resume) as journal:
-            return run.finish(callbacks, journal)
-    finally:
-        run.engine.close()
 
 
 def partial_fit(

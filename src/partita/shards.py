@@ -39,6 +39,14 @@ class Shard(eqx.Module):
         draw = jax.random.uniform(key, (self.capacity,))
         return jnp.argsort(jnp.where(jnp.arange(self.capacity) < self.rows, draw, 2.0))
 
+    def shuffled_blocks(self, key: Array, size: int) -> Array:
+        """All rows with whole blocks of `size` in a random order; rows that fill no block come last."""
+        blocks = max(self.capacity // size, 1)
+        draw = jax.random.uniform(key, (blocks,))
+        order = jnp.argsort(jnp.where(jnp.arange(blocks) < self.rows // size, draw, 2.0))
+        index = (order[:, None] * size + jnp.arange(size)).ravel()
+        return jnp.concatenate([index, jnp.arange(blocks * size, self.capacity)])[: self.capacity]
+
     def part(self, number: Array, size: int) -> "Shard":
         """The `number`-th `size` rows as they are; the last part overlaps the one before it, with weight zero."""
         start = jnp.minimum(number * size, self.capacity - size)

@@ -1,21 +1,32 @@
-"""Data that need no download, and ways to spread data over sites."""
+"""Public data, and ways to spread data over sites."""
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from partita.checks import check_count, check_positive
+from partita.checks import check_count, check_positive, is_number
+from partita.datasets.mnist import Split, read_mnist
 from partita.errors import InputError
 
-NAMES = ("breast-cancer", "diabetes", "digits", "wine")
-How = Literal["iid", "by-label", "dirichlet"]
+WITH_SPLIT = ("mnist",)
+NAMES = ("breast-cancer", "diabetes", "digits", *WITH_SPLIT, "wine")
+How = Literal["iid", "by-label", "whole-labels", "dirichlet"]
 
 
-def load(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """One of scikit-learn's embedded data sets as (X, y), as it is published."""
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """A public data set as (X, y): one of scikit-learn's embedded ones, as it is published, or "mnist".
+
+    MNIST has 70,000 rows of 784 pixels, float32 from 0 to 1, and labels from 0 to 9. The first 60,000 rows are the
+    published training part. The file mnist.npz is looked for in `folder`, then in the folder that the environment
+    variable PARTITA_DATA names, then in the user's cache, where it is downloaded to if it is in none of them.
+    """
+    if name == "mnist":
+        (X, y), (X_test, y_test) = read_mnist(folder)
+        return _unit(np.concatenate([X, X_test])), np.concatenate([y, y_test])
     from sklearn import datasets
 
     loaders = {
@@ -24,9 +35,26 @@ def load(name: str) -> tuple[np.ndarray, np.ndarray]:
         "digits": datasets.load_digits,
         "wine": datasets.load_wine,
     }
-    if name not in loaders:
-        raise InputError(f"data set {name!r} is not known: use one of {', '.join(NAMES)}")
+    _check_name(name)
     return loaders[name](return_X_y=True)
+
+
+def load_split(name: str, folder: str | os.PathLike[str] | None = None) -> Split:
+    """The published training and test part of a data set, each as (X, y); see `load`."""
+    _check_name(name)
+    if name not in WITH_SPLIT:
+        raise InputError(f"data set {name!r} has no published split: use train_test(load({name!r}))")
+    (X, y), (X_test, y_test) = read_mnist(folder)
+    return (_unit(X), y), (_unit(X_test), y_test)
+
+
+def _check_name(name: str) -> None:
+    if name not in NAMES:
+        raise InputError(f"data set {name!r} is not known: use one of {', '.join(NAMES)}")
+
+
+def _unit(pixels: np.ndarray) -> np.ndarray:
+    return np.divide(pixels, 255, dtype=np.float32)
 
 
 def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +106,7 @@ def split(
     how: How = "iid",
     *,
     concentration: float = 0.3,
-    sizes: Sequence[float] | None = None,
+    sizes: Sequence[float] | float | None = None,
     seed: int = 0,
 ) -> list[tuple[np.ndarray, ...]]:
     """Spread the rows of equally long arrays over sites; weights, if given, go along.
@@ -86,10 +114,13 @@ def split(
     Args:
         data: `(X, y)` or `(X, y, weights)`.
         sites: how many shards to make; each gets at least one row.
-        how: "iid" at random; "by-label", sorted by y so that a site has few labels; or "dirichlet", each label spread
-            with proportions drawn from a Dirichlet distribution.
+        how: "iid" at random; "by-label", sorted by y and cut so that a site has few labels; "whole-labels", the labels
+            dealt out in turn, so that a site has all rows of its labels or, if there are more sites than labels, an
+            even share of the rows of one; or "dirichlet", each label spread with proportions drawn from a Dirichlet
+            distribution.
         concentration: of that Dirichlet distribution: the smaller, the more skewed.
-        sizes: relative sizes of the sites, for "iid" and "by-label"; equal if not given.
+        sizes: relative sizes of the sites, for "iid" and "by-label"; or a number, about how many times as many rows the
+            last site has as the first, with sizes that grow by the same factor from site to site. Equal if not given.
         seed: of the random choices.
 
     >>> shards = split((np.zeros((10, 2)), np.arange(10) % 2), sites=2, how="by-label")
@@ -97,22 +128,25 @@ def split(
     [[0], [1]]
     """
     arrays = [np.asarray(array) for array in data]
-    rows = _check_split(arrays, sites, how, concentration, sizes)
+    rows = _check_split(arrays, sites, how, concentration)
+    shares = _shares(sites, how, sizes)
     generator = np.random.default_rng(seed)
     order = generator.permutation(rows)
     if how == "dirichlet":
         parts = _dirichlet(arrays[1][order], sites, concentration, generator)
         parts = [order[part] for part in parts]
+    elif how == "whole-labels":
+        parts = [order[part] for part in _whole_labels(arrays[1][order], sites)]
     else:
         if how == "by-label":
             order = order[np.argsort(arrays[1][order], kind="stable")]
-        parts = np.split(order, _cuts(rows, sites, sizes))
+        parts = np.split(order, _cuts(rows, shares))
     return [tuple(array[np.sort(part)] for array in arrays) for part in parts]
 
 
-def _check_split(arrays: list, sites: int, how: str, concentration: float, sizes: Sequence[float] | None) -> int:
-    if how not in ("iid", "by-label", "dirichlet"):
-        raise InputError(f'how: expected "iid", "by-label" or "dirichlet", got {how!r}')
+def _check_split(arrays: list, sites: int, how: str, concentration: float) -> int:
+    if how not in get_args(How):
+        raise InputError(f"how: expected one of {', '.join(get_args(How))}, got {how!r}")
     if len({len(array) for array in arrays}) != 1:
         raise InputError("data: expected arrays with equally many rows")
     rows = len(arrays[0])
@@ -122,16 +156,40 @@ def _check_split(arrays: list, sites: int, how: str, concentration: float, sizes
         raise InputError(f"sites: expected a number from 1 to {rows}, the number of rows, got {sites}")
     if how != "iid" and len(arrays) < 2:
         raise InputError(f"data: {how!r} needs labels: pass (X, y)")
-    if sizes is not None and (len(sizes) != sites or min(sizes) <= 0):
-        raise InputError(f"sizes: expected {sites} positive numbers")
     return rows
 
 
-def _cuts(rows: int, sites: int, sizes: Sequence[float] | None) -> np.ndarray:
+def _shares(sites: int, how: str, sizes: Sequence[float] | float | None) -> np.ndarray:
+    if sizes is None:
+        return np.ones(sites)
+    if how not in ("iid", "by-label"):
+        raise InputError(f'sizes: follow from the labels if how is {how!r}: leave them out, or use "iid" or "by-label"')
+    if np.ndim(sizes) == 0:
+        check_positive(sizes=sizes)
+        return np.geomspace(1, sizes, sites)
+    shares = np.asarray(sizes)
+    if shares.shape != (sites,) or not all(is_number(share) and share > 0 for share in shares):
+        raise InputError(f"sizes: expected {sites} positive numbers, or one")
+    return shares
+
+
+def _cuts(rows: int, shares: np.ndarray) -> np.ndarray:
     """Where to cut, so that every site has at least one row."""
-    shares = np.ones(sites) if sizes is None else np.asarray(sizes, float)
-    ends = np.round(np.cumsum(shares) / shares.sum() * (rows - sites)).astype(int)
-    return (ends + np.arange(1, sites + 1))[:-1]
+    ends = np.round(np.cumsum(shares) / shares.sum() * (rows - len(shares))).astype(int)
+    return (ends + np.arange(1, len(shares) + 1))[:-1]
+
+
+def _whole_labels(labels: np.ndarray, sites: int) -> list:
+    parts: list[list[int]] = [[] for _ in range(sites)]
+    names, codes = np.unique(labels, return_inverse=True)
+    for code, name in enumerate(names):
+        members = np.flatnonzero(codes == code)
+        holders = [site for site in range(sites) if site % len(names) == code % sites]
+        if len(members) < len(holders):
+            raise InputError(f"sites: label {name} has {len(members)} rows for {len(holders)} sites: use fewer sites")
+        for site, piece in zip(holders, np.array_split(members, len(holders)), strict=True):
+            parts[site].extend(piece)
+    return [np.asarray(part) for part in parts]
 
 
 def _dirichlet(labels: np.ndarray, sites: int, concentration: float, generator: np.random.Generator) -> list:

@@ -60,6 +60,48 @@ class Solver(eqx.Module):
         """The refined posterior; `SolverInfo.expected_log_prob` is E_q[log p] where it started."""
 
 
+class Batches(eqx.Module):
+    """The mini-batches of shuffled passes over a shard; without a size, every batch is the whole shard.
+
+    With `blocks`, a batch is rows that follow each other, as they came, and only the order of batches is random.
+    """
+
+    problem: LocalProblem
+    size: int | None
+    key: Array
+    blocks: bool = False
+
+    @property
+    def per_epoch(self) -> Array:
+        if self.size is None:
+            return jnp.asarray(1)
+        rows = self.problem.shard.rows
+        return jnp.maximum(rows // self.size, 1) if self.blocks else -(-rows // self.size)
+
+    def limit(self, epochs: int, steps: int | None) -> Array:
+        """How many there are."""
+        return epochs * self.per_epoch if steps is None else jnp.asarray(steps)
+
+    def start(self) -> Array:
+        """What `take` carries from one batch to the next: the order of the rows."""
+        return jnp.zeros(self.problem.shard.capacity if self.size is not None else 0, jnp.int32)
+
+    def take(self, number: Array, order: Array) -> tuple[LocalProblem, Array]:
+        """The `number`-th batch, with rows in a new order at the beginning of every pass."""
+        if self.size is None:
+            return self.problem, order
+        shard, size = self.problem.shard, self.size
+        epoch, within = number // self.per_epoch, number % self.per_epoch
+
+        def shuffled() -> Array:
+            key = jax.random.fold_in(self.key, epoch)
+            order = shard.shuffled_blocks(key, size) if self.blocks else shard.shuffled(key)
+            return order.astype(jnp.int32)
+
+        order = jax.lax.cond(within == 0, shuffled, lambda: order)
+        return self.problem.on(shard.epoch_batch(order, within, size)), order
+
+
 def relative_change(new: Family, old: Family) -> Array:
     """The largest change of a natural parameter, relative to its own array's size."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)

@@ -13,7 +13,7 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
-from partita.solvers.base import Outcome, Solver, SolverInfo
+from partita.solvers.base import Batches, Outcome, Solver, SolverInfo
 
 OPTIMISERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "adam": optax.adam,
@@ -26,7 +26,8 @@ class Gradient(Solver):
     """Any Optax optimiser, by name or as an object, or "lbfgs", over unconstrained coordinates of q.
 
     Works for `epochs` of shuffled batches (without `batch_size`, an epoch is one step), or for `steps` if given.
-    Stops early when the largest entry of the gradient falls below `tolerance`.
+    Stops early when the largest entry of the gradient falls below `tolerance`. With `blocks`, batches are rows that
+    follow each other in the shard, and only the order of the batches is shuffled.
     """
 
     optimiser: str | optax.GradientTransformation = eqx.field(static=True, default="adam")
@@ -35,6 +36,7 @@ class Gradient(Solver):
     steps: int | None = None
     batch_size: int | None = None
     tolerance: float = 1e-8
+    blocks: bool = False
 
     def __check_init__(self) -> None:
         named = isinstance(self.optimiser, str) and self.optimiser in (*OPTIMISERS, "lbfgs")
@@ -48,24 +50,28 @@ class Gradient(Solver):
         check_positive("Gradient: ", learning_rate=self.learning_rate)
         check_not_negative("Gradient: ", tolerance=self.tolerance)
 
+    @property
+    def stochastic(self) -> bool:
+        return self.batch_size is not None
+
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
-        view = posterior.mean() if problem.expectation.of_mean else posterior
-        value = problem.expected_log_prob(view, key)
-        free, steps, outcome = self._optimised(problem, posterior, key)
+        batches = Batches(problem, self.batch_size, jax.random.fold_in(key, 0), self.blocks)
+        first, _ = batches.take(jnp.asarray(0), batches.start())
+        value = first.expected_log_prob(posterior.mean() if problem.expectation.of_mean else posterior, key)
+        free, steps, outcome = self._optimised(batches, posterior, key)
         refined = posterior.from_free(free)
         good = refined.is_proper()
         refined = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, problem.cavity * factor)
         return refined, SolverInfo(value, steps, jnp.where(good, outcome, Outcome.NOT_FINITE))
 
-    def _optimised(self, problem: LocalProblem, posterior: Family, key: Array) -> tuple[Any, Array, Array]:
+    def _optimised(self, batches: Batches, posterior: Family, key: Array) -> tuple[Any, Array, Array]:
         transform = self._transform()
-        limit, batch_of = self._batches(problem, key)
+        limit = batches.limit(self.epochs, self.steps)
         needs_value = isinstance(transform, optax.GradientTransformationExtraArgs)
 
-        def step(number: Array, free: Any, state: Any) -> tuple[Any, Any, Array]:
-            local = batch_of(number)
+        def step(number: Array, local: LocalProblem, free: Any, state: Any) -> tuple[Any, Any, Array]:
             sample_key = jax.random.fold_in(jax.random.fold_in(key, 1), number)
 
             def loss(free: Any) -> Array:
@@ -78,35 +84,21 @@ class Gradient(Solver):
             return optax.apply_updates(free, updates), state, size
 
         def body(carry):
-            number, free, state, _ = carry
-            return number + 1, *step(number, free, state)
+            number, order, free, state, _ = carry
+            local, order = batches.take(number, order)
+            return number + 1, order, *step(number, local, free, state)
 
         def again(carry) -> Array:
-            number, _, _, size = carry
+            number, *_, size = carry
             return (number < limit) & ~(size <= self.tolerance) & ~jnp.isnan(size)
 
         free = posterior.to_free()
-        first = (jnp.asarray(0), free, transform.init(free), jnp.asarray(jnp.inf, posterior.dtype))
-        steps, free, _, size = jax.lax.while_loop(again, body, first)
+        unknown = jnp.asarray(jnp.inf, posterior.dtype)
+        first = (jnp.asarray(0), batches.start(), free, transform.init(free), unknown)
+        steps, _, free, _, size = jax.lax.while_loop(again, body, first)
         return free, steps, jnp.where(size <= self.tolerance, Outcome.CONVERGED, Outcome.STEPS_DONE)
 
     def _transform(self) -> optax.GradientTransformation:
         if not isinstance(self.optimiser, str):
             return self.optimiser
         return optax.lbfgs() if self.optimiser == "lbfgs" else OPTIMISERS[self.optimiser](self.learning_rate)
-
-    def _batches(self, problem: LocalProblem, key: Array) -> tuple[Array, Callable[[Array], LocalProblem]]:
-        """How many steps there are, and the problem that each one sees."""
-        rows, size = problem.shard.rows, self.batch_size
-        per_epoch = jnp.asarray(1) if size is None else -(-rows // size)
-        limit = self.epochs * per_epoch if self.steps is None else jnp.asarray(self.steps)
-        if size is None:
-            return limit, lambda number: problem
-        order_key = jax.random.fold_in(key, 0)
-
-        def batch_of(number: Array) -> LocalProblem:
-            epoch, within = number // per_epoch, number % per_epoch
-            order = problem.shard.shuffled(jax.random.fold_in(order_key, epoch))
-            return problem.on(problem.shard.epoch_batch(order, within, size))
-
-        return limit, batch_of

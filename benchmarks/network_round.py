@@ -1,0 +1,114 @@
+"""One synchronous round of a network at ten sites, 784-200-10, and how much of it is not training.
+
+The cost of a round is the difference between runs of seven and of two rounds, so that starting and the last evaluation
+drop out. It is compared with the same compiled refinements, called directly, and, because a busy machine changes
+between the two, with what the sites themselves took in the same runs. With --profile, says where the rest goes.
+
+    python benchmarks/network_round.py --profile
+"""
+
+import argparse
+import cProfile
+import pstats
+import time
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import partita as pt
+from partita.expectations import choose
+from partita.free_energy import LocalProblem
+from partita.models import prior_of
+from partita.run import check_shards, choose_rest
+
+SIZES, SITES, ROWS, BATCH = (784, 200, 10), 10, 6000, 200
+SHORT, LONG, TURNS = 2, 7, 3
+# Seconds that a peer in PyTorch takes for a round of one epoch at ten sites on such a machine; quoted, not measured.
+PEER = 6.5
+
+ONE_EPOCH = {
+    "solver": pt.solvers.Gradient(epochs=1, batch_size=BATCH, learning_rate=0.001),
+    "damping": "1/M",
+    "expectation": pt.expectations.LocalReparameterisation(samples=1, fixed=False),
+}
+DEFAULT: dict[str, Any] = {}
+
+
+def problem() -> list[tuple[np.ndarray, np.ndarray]]:
+    generator = np.random.default_rng(0)
+    X = generator.random((SITES * ROWS, SIZES[0]), np.float32)
+    return pt.datasets.split((X, generator.integers(0, SIZES[-1], len(X))), sites=SITES)
+
+
+class Bare:
+    """The refinements of one round, without ledger, damping or messages; everything stays where it is computed."""
+
+    def __init__(self, model: pt.models.Network, shards: list, settings: dict[str, Any]):
+        prior = prior_of(model, model.hyper)
+        expectation = choose(model, prior, settings.get("expectation"))
+        solver, _ = choose_rest(expectation, settings.get("solver"), settings.get("damping", "auto"))
+        hyper = {name: jnp.asarray(value, model.dtype) for name, value in model.hyper.items()}
+        cavity, self.factor, self.begin = jax.device_put((prior, prior**0, model.start))
+        kept = jax.device_put(check_shards(model, shards))
+        self.problems = [LocalProblem(model, expectation, cavity, shard, hyper) for shard in kept]
+        self.refine = eqx.filter_jit(lambda *given, key: solver.refine(*given, key=key))
+
+    def seconds(self, rounds: int) -> float:
+        began = time.perf_counter()
+        for number in range(rounds):
+            for site, given in enumerate(self.problems):
+                key = jax.random.fold_in(jax.random.key(number), site)
+                jax.block_until_ready(self.refine(given, self.begin, self.factor, key=key))
+        return (time.perf_counter() - began) / rounds
+
+
+def run(model: pt.models.Network, shards: list, rounds: int, settings: dict[str, Any]) -> np.ndarray:
+    """Seconds in all, and at the sites."""
+    began = time.perf_counter()
+    result = pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=rounds), **settings)
+    return np.array([time.perf_counter() - began, result.history[-1]["seconds"]])
+
+
+def profile(model: pt.models.Network, shards: list, settings: dict[str, Any]) -> None:
+    """Seconds per round of the functions of Partita, with those that they call."""
+    profiler = cProfile.Profile()
+    profiler.runcall(run, model, shards, LONG, settings)
+    stats: dict = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    ours = {place: row for place, row in stats.items() if "partita" in place[0]}
+    for (path, line, name), row in sorted(ours.items(), key=lambda item: -item[1][3])[:25]:
+        print(f"  {row[3] / LONG:7.3f} s a round in {name}, {path.split('/')[-1]}:{line}, called {row[0]} times")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--only", choices=["epoch", "defaults"])
+    wanted = parser.parse_args()
+    model, shards = pt.models.Network(SIZES), problem()
+    kinds = {"epoch": ("one epoch of Adam in batches of 200", ONE_EPOCH), "defaults": ("defaults", DEFAULT)}
+    for name, settings in kinds.values() if wanted.only is None else [kinds[wanted.only]]:
+        bare = Bare(model, shards, settings)
+        bare.seconds(1)
+        run(model, shards, 1, settings)
+        rounds, alone = [], []
+        for _ in range(wanted.turns):
+            before = bare.seconds(2)
+            short, long = run(model, shards, SHORT, settings), run(model, shards, LONG, settings)
+            alone.append((before + bare.seconds(2)) / 2)
+            rounds.append((long - short) / (LONG - SHORT))
+        whole, at_sites = np.array(rounds).T
+        ratio, inside = np.median(whole / alone), np.median(whole / at_sites)
+        print(f"{name}: {np.median(whole):.2f} s a round")
+        print(f"  {np.median(alone):.2f} s in bare refinements: a round takes {ratio:.2f} × that")
+        print(f"  {np.median(at_sites):.2f} s at the sites in the same runs: a round takes {inside:.2f} × that")
+        print(f"  {PEER / np.median(whole):.1f} × as fast as the {PEER} s quoted, not measured, for a peer in PyTorch")
+        if wanted.profile:
+            profile(model, shards, settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""MNIST as the file mnist.npz: where it is looked for, its download, and its check."""
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+import zipfile
+import zlib
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+
+from partita.errors import InputError
+
+FILE = "mnist.npz"
+SOURCE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+SHA256 = "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
+LARGEST = 16 * 2**20
+SECONDS = 30.0
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+Split = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def read_mnist(folder: str | os.PathLike[str] | None = None) -> Split:
+    """Training and test part as (pixels, labels): rows of 784 bytes, and whole numbers from 0 to 9."""
+    path = _find(folder)
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files if name in ARRAYS}
+            names = ", ".join(archive.files) or "none"
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"{path}: not an .npz file of plain arrays ({error}); get it from {SOURCE}") from None
+    for name in ARRAYS:
+        if name not in arrays:
+            raise InputError(f"{path}: no array {name!r}; it has {names}")
+    return _part(path, arrays, "train"), _part(path, arrays, "test")
+
+
+def _find(folder: str | os.PathLike[str] | None) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "partita" / "data"
+    for place in (folder, os.environ.get("PARTITA_DATA"), cache):
+        if place and os.path.exists(path := Path(place) / FILE):
+            return path
+    _download(cache / FILE)
+    return cache / FILE
+
+
+def _download(target: Path) -> None:
+    advice = f"get {SOURCE}, put it into {target.parent} or another folder, and set PARTITA_DATA to that folder"
+    try:
+        with urllib.request.urlopen(SOURCE, timeout=SECONDS) as response:
+            content = response.read(LARGEST + 1)
+    except (OSError, HTTPException) as error:
+        raise InputError(f"{FILE} is not here and its download failed ({error}): {advice}") from None
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise InputError(f"{FILE}: the download is not the published file, its SHA-256 differs: try again, or {advice}")
+    try:
+        _write(target, content)
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written ({error.strerror}): {advice}") from None
+
+
+def _write(target: Path, content: bytes) -> None:
+    """All of it or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _part(path: Path, arrays: dict[str, np.ndarray], part: str) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (28, 28) or len(images) == 0:
+        raise InputError(f"{path}: x_{part}: expected uint8 of shape (rows, 28, 28), got {_kind(images)}")
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        raise InputError(f"{path}: y_{part}: expected whole numbers of shape ({len(images)},), got {_kind(labels)}")
+    if labels.min() < 0 or labels.max() > 9:
+        raise InputError(f"{path}: y_{part}: expected labels from 0 to 9, got {labels.min()} to {labels.max()}")
+    return images.reshape(len(images), -1), labels.astype(np.int64)
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"{array.dtype} of shape {array.shape}"

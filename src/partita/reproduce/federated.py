@@ -1,0 +1,227 @@
+"""Federated training of a Bayesian network: Section 7.1 of the paper and its appendix."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partita.damping import Damping, Optimiser
+from partita.datasets import split
+from partita.families import Family
+from partita.metrics import classification
+from partita.models import Network, prior_of
+from partita.predictive import expected_response
+from partita.reproduce.study import Cell, Images
+from partita.run import events, evidence
+from partita.schedules import Asynchronous, OnePass, Schedule, Synchronous
+from partita.solvers import Gradient, Solver
+from partita.telemetry import Event, Row
+
+SITES = 10
+SETTINGS = ("iid", "non-iid")
+SAMPLES = 32
+# Steps of global VI between two looks at it.
+LOOK = 100
+
+
+@dataclass(frozen=True)
+class Method:
+    """A triple (partition, solver, schedule). None stands for what `fit` chooses by itself.
+
+    `epochs` is how often all data are visited; `polls`, how many times a method that communicates once is looked at,
+    each time with an equal share of its epochs more.
+    """
+
+    words: str
+    schedule: Schedule
+    solver: Solver | None = None
+    damping: float | str | Damping = "auto"
+    pooled: bool = False
+    split_prior: bool = False
+    start_scale: float = 0.03
+    epochs: float = 1
+    polls: int = 1
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is: rounds of synchronous PVI, from which others follow, and rows of a mini-batch."""
+
+    rounds: int
+    batch: int
+    hidden: tuple[int, ...]
+
+    @property
+    def local(self) -> int:
+        """Rounds of methods with a local epoch in each."""
+        return max(2, self.rounds // 6)
+
+    @property
+    def alone(self) -> int:
+        """Epochs of methods that communicate once, or not at all."""
+        return max(2, self.rounds // 12)
+
+    def adam(self, epochs: int = 1, learning_rate: float = 0.002, **settings: Any) -> Gradient:
+        return Gradient("adam", learning_rate, epochs, batch_size=self.batch, tolerance=0.0, **settings)
+
+
+FULL = Scale(rounds=200, batch=200, hidden=(200,))
+QUICK = Scale(rounds=60, batch=20, hidden=(50,))
+
+
+def methods(setting: str, scale: Scale) -> dict[str, Method]:
+    """All methods of the comparison."""
+    local, alone = scale.local, scale.alone
+    committee = Method("Bayesian committee machine", Synchronous(1), scale.adam(), 1.0, epochs=alone, polls=2)
+    paper = Method(
+        "PVI synchronous as in the paper: a local epoch of Adam, fixed damping 1/M",
+        Synchronous(local),
+        scale.adam(),
+        "1/M",
+        start_scale=0.05,
+        epochs=local,
+    )
+    return {
+        "global-vi": Method(
+            "global VI: one node sees all data, in mini-batches of one class at a time where the setting is non-iid",
+            Synchronous(3 * alone),
+            scale.adam(1, 0.001, steps=LOOK, blocks=setting == "non-iid"),
+            1.0,
+            pooled=True,
+            start_scale=0.05,
+            epochs=alone,
+        ),
+        "bcm-same": dataclasses.replace(committee, words="Bayesian committee machine, every site with the same prior"),
+        "bcm-split": dataclasses.replace(committee, words="the same with the prior split", split_prior=True),
+        "pvi-one-pass": Method(
+            "PVI, each site once: continual learning", OnePass(), scale.adam(alone // 2), 1.0, epochs=alone // 2
+        ),
+        "pvi-sync": Method(
+            "PVI synchronous, one message per site and round", Synchronous(scale.rounds), epochs=scale.rounds
+        ),
+        "pvi-sync-local": dataclasses.replace(
+            paper,
+            words="PVI synchronous, a local epoch of Adam per site and round, optimiser at the server",
+            damping=Optimiser(first_step=1 / SITES),
+        ),
+        "pvi-adam": paper,
+        "pvi-async": Method(
+            "PVI asynchronous, one message at a time", Asynchronous(scale.rounds * SITES), epochs=scale.rounds
+        ),
+    }
+
+
+def sweeps(scale: Scale) -> dict[str, Method]:
+    """The paper's PVI with other learning rates, damping factors and numbers of local epochs."""
+    base = methods("iid", scale)["pvi-adam"]
+    rates = {f"pvi-adam rate {rate:g}": {"solver": scale.adam(1, rate)} for rate in (5e-4, 1e-3, 5e-3)}
+    shares = {f"pvi-adam damping {share:g}": {"damping": share} for share in (0.2, 0.4)}
+    epochs = {
+        f"pvi-adam epochs {n}": {"solver": scale.adam(n), "schedule": Synchronous(max(1, scale.local // n))}
+        for n in (2, 5)
+    }
+    changes: dict[str, dict[str, Any]] = {**rates, **shares, **epochs}
+    return {name: dataclasses.replace(base, **change) for name, change in changes.items()}
+
+
+def cells(
+    images: Images,
+    settings: Sequence[str],
+    names: Sequence[str] | None,
+    seeds: int,
+    scale: Scale = FULL,
+    sweep: bool = False,
+) -> list[Cell]:
+    """Every method in every setting, seed by seed."""
+    made = []
+    for seed in range(seeds):
+        for setting in settings:
+            table = {**methods(setting, scale), **(sweeps(scale) if sweep else {})}
+            for name, method in table.items():
+                if names is None or name in names:
+                    made.append(_cell(images, name, method, setting, seed, scale.hidden))
+    return made
+
+
+def _cell(images: Images, name: str, method: Method, setting: str, seed: int, hidden: Sequence[int]) -> Cell:
+    rows = len(images.train[1])
+    settings = {
+        "method": repr(dataclasses.replace(method, words="")),
+        "hidden": list(hidden),
+        "rows": rows,
+        "test": len(images.test[1]),
+        "digest": float(images.test[0].sum()),
+    }
+    work = rows * method.epochs * (1 + method.polls) / 2
+    return Cell(name, setting, seed, work, settings, lambda: _rows(images, method, setting, seed, hidden))
+
+
+def shards_of(images: Images, setting: str, seed: int, pooled: bool) -> list[tuple[np.ndarray, ...]]:
+    """Ten sites, at random or with one class each; pooled data are sorted by class where the setting is non-iid."""
+    if pooled:
+        X, y = images.train
+        order = np.argsort(y, kind="stable") if setting == "non-iid" else np.arange(len(y))
+        return [(X[order], y[order])]
+    return list(split(images.train, SITES, "iid" if setting == "iid" else "whole-labels", seed=seed))
+
+
+def _rows(images: Images, method: Method, setting: str, seed: int, hidden: Sequence[int]) -> Iterator[Row]:
+    model = images.network(hidden, start_scale=method.start_scale, init_seed=seed)
+    shards = shards_of(images, setting, seed, method.pooled)
+    for poll in range(1, method.polls + 1):
+        shown = method
+        if method.polls > 1:
+            assert isinstance(method.solver, Gradient)
+            part = max(1, round(method.epochs * poll / method.polls))
+            shown = dataclasses.replace(method, solver=dataclasses.replace(method.solver, epochs=part))
+        yield from _run(images, shown, model, shards, seed)
+
+
+def _run(images: Images, method: Method, model: Network, shards: Sequence[Any], seed: int) -> Iterator[Row]:
+    # Each site has a tenth of the prior, and the rest joins at the end: N(0, 10 s²) is N(0, s²) to the power 1/10.
+    fitted = dataclasses.replace(model, prior_scale=model.prior_scale * SITES**0.5) if method.split_prior else model
+    prior = prior_of(model, model.hyper)
+    rest = prior ** (1 - 1 / SITES) if method.split_prior else prior**0
+    last = None
+    for event in events(
+        fitted, shards, solver=method.solver, schedule=method.schedule, damping=method.damping, seed=seed
+    ):
+        last = event
+        if _looked_at(event, method):
+            yield _row(images, method, model, event, event.posterior * rest, event.free_energy)
+    if last is not None and not _looked_at(last, method):
+        yield _row(images, method, model, last, last.posterior * rest, last.free_energy)
+    if last is not None and method.polls == 1:
+        # The last event's free energy is that of the posterior before it.
+        posterior = last.posterior * rest
+        yield _row(images, method, model, last, posterior, evidence(model, shards, posterior, seed=seed))
+
+
+def _looked_at(event: Event, method: Method) -> bool:
+    """Often at first, then every tenth round."""
+    if isinstance(method.schedule, OnePass):
+        return True
+    whole = event.version % SITES == 0 or method.pooled
+    return whole and (event.round <= 20 or round(event.round) % 10 == 0)
+
+
+def _row(
+    images: Images, method: Method, model: Network, event: Event, posterior: Family, free_energy: float | None
+) -> Row:
+    measured = classification(expected_response(model, posterior, images.test[0], SAMPLES), images.test[1])
+    messages, size = event.messages, event.bytes
+    if method.pooled:
+        # Were its data at ten sites, each of them would receive parameters and return a gradient at every step.
+        assert isinstance(method.solver, Gradient)
+        steps = event.version * (method.solver.steps or 1)
+        messages, size = 2 * SITES * steps, 2 * SITES * steps * event.posterior.nbytes
+    return {
+        "round": event.round,
+        "seconds": event.seconds,
+        "messages": messages,
+        "bytes": size,
+        **measured,
+        "free_energy": free_energy,
+    }

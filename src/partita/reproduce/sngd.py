@@ -1,0 +1,88 @@
+"""Global VI for networks with three solvers: the paper's appendix on stochastic natural gradients, and one more."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from partita.expectations import LocalReparameterisation
+from partita.metrics import classification
+from partita.predictive import expected_response
+from partita.reproduce.study import Cell, Images
+from partita.run import events
+from partita.schedules import Synchronous
+from partita.solvers import FixedPoint, Gradient, NaturalGradient, Solver
+from partita.telemetry import Row
+
+BATCH = 200
+# Rates of each solver, the one that did best on validation data first (see `--validate --sweep`).
+RATES: dict[str, tuple[float, ...]] = {
+    "adam": (0.001, 0.0005, 0.002),
+    "sngd": (0.0003, 0.0001, 0.001),
+    "natural-gradient": (0.02, 0.01, 0.05),
+}
+
+
+def solver(name: str, rate: float, epochs: int, rows: int) -> tuple[Solver, Any]:
+    """A solver with the expectation that goes with it."""
+    plain = LocalReparameterisation(samples=1, fixed=False)
+    if name == "adam":
+        return Gradient("adam", rate, epochs, batch_size=BATCH, tolerance=0.0), plain
+    if name == "sngd":
+        return FixedPoint(epochs * -(-rows // BATCH), rate, BATCH), plain
+    return NaturalGradient(rate, epochs=epochs, batch_size=BATCH), None
+
+
+def cells(
+    images: Images,
+    names: Sequence[str] | None,
+    seeds: int,
+    widths: Sequence[int] = (200, 500),
+    epochs: Sequence[int] = (5, 20),
+    sweep: bool = False,
+) -> list[Cell]:
+    """Every solver for every width; with `sweep`, at several rates."""
+    made = []
+    for seed in range(seeds):
+        for width in widths:
+            for name, rates in RATES.items():
+                if names is None or name in names:
+                    for rate in rates if sweep else rates[:1]:
+                        made.append(_cell(images, name, rate, width, seed, epochs, sweep))
+    return made
+
+
+def _cell(images: Images, name: str, rate: float, width: int, seed: int, epochs: Sequence[int], sweep: bool) -> Cell:
+    rows = len(images.train[1])
+    work = rows * sum(epochs) * width / widths_unit(images)
+    settings = {"rate": rate, "epochs": list(epochs), "rows": rows, "digest": float(images.test[0].sum())}
+    method = f"{name} {rate:g}" if sweep else name
+    return Cell(method, f"{width} units", seed, work, settings, lambda: _rows(images, name, rate, width, seed, epochs))
+
+
+def widths_unit(images: Images) -> int:
+    """The width of the network that speed is measured with."""
+    return 200 if images.train[0].shape[1] > 100 else 50
+
+
+def _rows(images: Images, name: str, rate: float, width: int, seed: int, epochs: Sequence[int]) -> Iterator[Row]:
+    model = images.network([width], start_scale=0.03, init_seed=seed)
+    for number in epochs:
+        chosen, expectation = solver(name, rate, number, len(images.train[1]))
+        run = events(
+            model,
+            [images.train],
+            solver=chosen,
+            expectation=expectation,
+            schedule=Synchronous(1),
+            damping=1.0,
+            seed=seed,
+        )
+        for event in run:
+            probabilities = expected_response(model, event.posterior, images.test[0], 32)
+            yield {
+                "round": number,
+                "seconds": event.seconds,
+                "messages": 0,
+                "bytes": 0,
+                **classification(probabilities, images.test[1]),
+                "free_energy": event.free_energy,
+            }

@@ -1,0 +1,264 @@
+"""Variational continual learning (Nguyen et al., 2018): one pass of PVI over tasks, with and without coresets."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+
+from partita.errors import InputError
+from partita.families import MeanField
+from partita.models import Network, prior_of
+from partita.reproduce.study import Cell, Images
+from partita.result import Result
+from partita.run import partial_fit
+from partita.schedules import OnePass
+from partita.solvers import Gradient
+from partita.telemetry import Row
+
+METHODS = ("vcl", "vcl-random-coreset", "vcl-k-centre-coreset", "coreset-only")
+SETTINGS = ("permuted", "split")
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one setting takes. `rows` of a task are all there are, if None; `coreset` is how many of them are kept.
+
+    `epochs` and `coreset_epochs` are passes over a task's rows, and over the coresets of all tasks so far. Rates fall to
+    zero within a refinement; `scale_rate` is how much higher the one of the standard deviations is, which have orders
+    of magnitude to go where weights turn out not to matter. `samples` are draws of the weights for a prediction.
+    """
+
+    tasks: int
+    hidden: tuple[int, ...]
+    heads: int
+    coreset: int
+    rows: int | None
+    epochs: int
+    coreset_epochs: int
+    learning_rate: float = 2e-3
+    scale_rate: float = 5.0
+    start_scale: float = 0.02
+    batch_size: int = 256
+    samples: int = 16
+
+    def solver(self, rows: int, epochs: int) -> Gradient:
+        steps = max(1, rows * epochs // self.batch_size)
+        return Gradient(
+            optimiser=_adam(self.learning_rate, self.scale_rate, steps),
+            steps=steps,
+            batch_size=self.batch_size,
+            tolerance=0.0,
+        )
+
+
+PLANS = {
+    "permuted": Plan(10, (100, 100), 1, coreset=200, rows=None, epochs=20, coreset_epochs=50),
+    "split": Plan(5, (256, 256), 5, coreset=40, rows=None, epochs=30, coreset_epochs=50),
+}
+QUICK = {
+    "permuted": dataclasses.replace(PLANS["permuted"], tasks=3, rows=3000, epochs=20, coreset_epochs=20),
+    "split": dataclasses.replace(PLANS["split"], tasks=2, rows=3000, epochs=20, coreset_epochs=20),
+}
+
+
+@lru_cache
+def _adam(learning_rate: float, scale_rate: float, steps: int) -> optax.GradientTransformation:
+    """Adam over (locations, log scales). The same object for the same numbers, so that programs are compiled once."""
+
+    def faster(updates: Any, _: Any) -> Any:
+        location, log_scale = updates
+        return location, jax.tree.map(lambda a: scale_rate * a, log_scale)
+
+    return optax.chain(
+        optax.scale_by_adam(),
+        optax.stateless(faster),
+        optax.scale_by_learning_rate(optax.cosine_decay_schedule(learning_rate, steps)),
+    )
+
+
+class Learner(Network):
+    """A network that starts its refinements from `begin`, whatever its prior is."""
+
+    begin: Any = None
+
+    @property
+    def start(self) -> Any:
+        return self.begin
+
+    def begun(self, prior: MeanField, tasks: Sequence[int]) -> "Learner":
+        """Weights that tasks are the first to use start from Glorot's, with a small scale; all others from the prior.
+
+        What no row has to do with then has no gradient and keeps its prior. A head's first task would not learn from a
+        draw of the prior, as wide as it is, and the other heads would not find back to it from a small scale.
+        """
+        fresh = MeanField.from_moments(self.network.start(self.init_seed), np.float32(self.start_scale))
+        is_first = 0 in tasks
+        *hidden, last = jax.tree.map(lambda a: np.full(np.shape(a), is_first), self.network.start(self.init_seed))
+        classes = self.layers[-1] // self.heads
+        head = np.arange(self.layers[-1]) // classes
+        mine = np.isin(head, tasks) if self.heads > 1 else np.full(self.layers[-1], is_first)
+        where = (*hidden, type(last)(np.broadcast_to(mine, last.weights.shape), mine))
+
+        def chosen(a: Any, b: Any) -> Any:
+            return jax.tree.map(lambda w, x, y: np.where(w, x, y), where, a, b)
+
+        begin = MeanField(
+            chosen(fresh.precision_times_location, prior.precision_times_location),
+            chosen(fresh.precision, prior.precision),
+        )
+        return eqx.tree_at(lambda model: model.begin, self, begin, is_leaf=lambda leaf: leaf is None)
+
+
+def learn(state: Result | Learner, data: Data, tasks: Sequence[int], solver: Gradient, seed: int) -> Result:
+    """One more batch of the stream. `tasks` are those in it that were not seen before."""
+    if isinstance(state, Result):
+        model: Any = state.model
+        begun: Any = dataclasses.replace(state, model=model.begun(state.posterior, tasks))
+    else:
+        model, begun = state, state.begun(prior_of(state, state.hyper), tasks)  # type: ignore[arg-type]
+    result = partial_fit(begun, data, solver=solver, schedule=OnePass(), seed=seed)
+    return dataclasses.replace(result, model=model)
+
+
+def k_centre(X: np.ndarray, number: int, first: int = 0) -> np.ndarray:
+    """Rows that leave no row far from all of them: each is the one farthest from those before it (Gonzalez, 1985)."""
+    norms = np.einsum("ij,ij->i", X, X)
+    chosen = [first]
+    distance = np.full(len(X), np.inf)
+    while len(chosen) < number:
+        centre = chosen[-1]
+        distance = np.minimum(distance, norms - 2 * (X @ X[centre]) + norms[centre])
+        distance[chosen] = -np.inf
+        chosen.append(int(distance.argmax()))
+    return np.array(chosen)
+
+
+def random_rows(X: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.choice(len(X), number, replace=False)
+
+
+def k_centre_rows(X: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
+    return k_centre(X, number, int(generator.integers(len(X))))
+
+
+CORESETS: dict[str, Callable[[np.ndarray, int, np.random.Generator], np.ndarray]] = {
+    "vcl-random-coreset": random_rows,
+    "vcl-k-centre-coreset": k_centre_rows,
+    "coreset-only": random_rows,
+}
+
+
+def held_out(data: Data, rows: np.ndarray) -> tuple[Data, Data]:
+    """Those rows, and all others."""
+    X, y = data
+    others = np.setdiff1d(np.arange(len(y)), rows)
+    return (X[rows], y[rows]), (X[others], y[others])
+
+
+def task(images: Images, setting: str, number: int, seed: int, rows: int | None = None) -> tuple[Data, Data]:
+    """Training and test part of a task: all images with pixels in an order of its own, or those of two digits."""
+    generator = np.random.default_rng([seed, number])
+    order = generator.permutation(images.train[0].shape[1]) if setting == "permuted" else None
+
+    def part(data: Data, limit: int | None) -> Data:
+        X, y = data
+        keep = np.flatnonzero(y // 2 == number) if setting == "split" else np.arange(len(y))
+        if limit is not None and limit < len(keep):
+            keep = generator.permutation(keep)[:limit]
+        return (X[keep] if order is None else X[keep][:, order]), y[keep]
+
+    return part(images.train, rows), part(images.test, None)
+
+
+def cells(quick: bool, seeds: int, images: Images, methods: Sequence[str] | None = None) -> list[Cell]:
+    """Every method in both settings, seed by seed."""
+    unknown = [name for name in methods or () if name not in METHODS]
+    if unknown:
+        raise InputError(f"methods: {unknown[0]!r} is not known: use some of {', '.join(METHODS)}")
+    return [
+        _cell(images, method, setting, seed, (QUICK if quick else PLANS)[setting])
+        for seed in range(seeds)
+        for setting in SETTINGS
+        for method in METHODS
+        if methods is None or method in methods
+    ]
+
+
+def _cell(images: Images, method: str, setting: str, seed: int, plan: Plan) -> Cell:
+    settings = {
+        **dataclasses.asdict(plan),
+        "images": [len(images.train[1]), len(images.test[1])],
+        "digest": float(images.test[0].sum()),
+    }
+    return Cell(
+        method, setting, seed, _work(images, method, plan), settings, lambda: _rows(images, method, setting, seed, plan)
+    )
+
+
+def _work(images: Images, method: str, plan: Plan) -> float:
+    """Rows that steps visit, in units of the network for permuted images."""
+    inputs = images.train[0].shape[1]
+
+    def weights(hidden: Sequence[int]) -> int:
+        sizes = [inputs, *hidden, 10]
+        return sum(a * b for a, b in zip(sizes, sizes[1:], strict=False))
+
+    rows = len(images.train[1]) // (plan.heads if plan.heads > 1 else 1)
+    rows = rows if plan.rows is None else min(rows, plan.rows)
+    trained = 0 if method == "coreset-only" else plan.tasks * plan.epochs * rows
+    kept = 0 if method == "vcl" else plan.coreset_epochs * plan.coreset * plan.tasks * (plan.tasks + 1) // 2
+    return (trained + kept) * weights(plan.hidden) / weights(PLANS["permuted"].hidden)
+
+
+def _rows(images: Images, method: str, setting: str, seed: int, plan: Plan) -> Iterator[Row]:
+    sizes = [images.train[0].shape[1], *plan.hidden, 10]
+    model = Learner(sizes, heads=plan.heads, start_scale=plan.start_scale, init_seed=seed)
+    # As if it had been given: with and without a given prior are two programs to compile.
+    model = model.with_prior(prior_of(model, model.hyper))
+    stream: Result | Learner = model
+    coresets: list[Data] = []
+    tests: list[Data] = []
+    seconds = 0.0
+    for number in range(plan.tasks):
+        train, test = task(images, setting, number, seed, plan.rows)
+        tests.append(test)
+        began = time.perf_counter()
+        if method in CORESETS:
+            rows = CORESETS[method](train[0], plan.coreset, np.random.default_rng([seed, number, 1]))
+            coreset, train = held_out(train, rows)
+            coresets.append(coreset)
+        if method != "coreset-only":
+            stream = learn(stream, train, [number], plan.solver(len(train[1]), plan.epochs), seed)
+        believed = stream
+        if coresets:
+            # A copy, for predictions only: what comes next builds on the stream, where coresets have no part.
+            kept = (np.concatenate([X for X, _ in coresets]), np.concatenate([y for _, y in coresets]))
+            unseen = range(number + 1) if method == "coreset-only" else []
+            believed = learn(stream, kept, unseen, plan.solver(len(kept[1]), plan.coreset_epochs), seed)
+        assert isinstance(believed, Result)
+        seconds += time.perf_counter() - began
+        messages = 2 * (number + 1)
+        yield {
+            "round": number + 1,
+            "seconds": seconds,
+            "messages": messages,
+            "bytes": messages * believed.posterior.nbytes,
+            **_scores(believed, tests, plan.samples),
+            "free_energy": None if method == "coreset-only" else believed.log_evidence,
+        }
+
+
+def _scores(result: Result, tests: Sequence[Data], samples: int) -> Row:
+    """Averages over tasks of error, NLL and calibration."""
+    model: Any = result.model
+    scores = [model.score(result.predict_proba(X, samples), y) for X, y in tests]
+    return {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}

@@ -1,0 +1,110 @@
+"""Stochastic natural gradients with momentum, for networks: mini-batches, and any Gaussian cavity as the prior."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from partita.checks import check_count, check_not_negative, check_positive, check_share
+from partita.errors import InputError
+from partita.families import Family, MeanField
+from partita.free_energy import LocalProblem
+from partita.runtime import Array
+from partita.solvers.base import Batches, Outcome, Solver, SolverInfo
+
+
+class _State(NamedTuple):
+    number: Array
+    order: Array
+    location: Any
+    precision: Any
+    velocity: Any
+    good: Array
+
+
+class NaturalGradient(Solver):
+    """Locations by momentum over the gradient, divided by precisions that follow the curvature of mini-batches.
+
+    The step of VOGN and IVON (Khan et al., 2018; Shen et al., 2024), with the cavity where they have an isotropic
+    prior: Λ ← Λ + r (Λ_cavity + curvature - Λ) and m ← m + ρ v / (Λ + floor), where v averages the gradient of the
+    local free energy by m. Curvature is the precision of the problem's message: the Fisher information with
+    `GaussNewton`, the Hessian by reparameterisation with `MonteCarlo`. Rates for locations fall to zero within a
+    refinement, so that noise does not end up in the factor.
+
+    Args:
+        learning_rate: ρ at the beginning.
+        precision_rate: r, at every step.
+        momentum: how much of v is kept from step to step.
+        floor: added to precisions before they scale a step, relative to their mean.
+        epochs: passes over the shard.
+        steps: instead of epochs.
+        batch_size: rows of a mini-batch; the whole shard if not given.
+    """
+
+    learning_rate: float = 0.02
+    precision_rate: float = 0.0005
+    momentum: float = 0.9
+    floor: float = 0.1
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int | None = 200
+
+    def __check_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("epochs", "steps", "batch_size")}
+        check_count("NaturalGradient: ", **{name: value for name, value in given.items() if value is not None})
+        check_positive("NaturalGradient: ", learning_rate=self.learning_rate)
+        check_share("NaturalGradient: ", precision_rate=self.precision_rate)
+        check_not_negative("NaturalGradient: ", floor=self.floor, momentum=self.momentum)
+        if self.momentum >= 1:
+            raise InputError(f"NaturalGradient: momentum: expected a number below 1, got {self.momentum}")
+
+    @property
+    def stochastic(self) -> bool:
+        return self.batch_size is not None
+
+    def refine(
+        self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
+    ) -> tuple[Family, SolverInfo]:
+        if not isinstance(posterior, MeanField):
+            raise InputError(f"NaturalGradient: needs a mean-field Gaussian, not a {type(posterior).__name__}")
+        batches = Batches(problem, self.batch_size, jax.random.fold_in(key, 0))
+        first, order = batches.take(jnp.asarray(0), batches.start())
+        value = first.expected_log_prob(posterior, key)
+        limit = batches.limit(self.epochs, self.steps)
+        zeros = jax.tree.map(jnp.zeros_like, posterior.location)
+        start = _State(jnp.asarray(0), order, posterior.location, posterior.precision, zeros, jnp.asarray(True))
+        end = jax.lax.while_loop(
+            lambda state: (state.number < limit) & state.good,
+            lambda state: self._step(batches, state, limit, key),
+            start,
+        )
+        moved = MeanField(jax.tree.map(lambda m, p: m * p, end.location, end.precision), end.precision)
+        refined = jax.tree.map(lambda a, b: jnp.where(end.good, a, b), moved, problem.cavity * factor)
+        outcome = jnp.where(end.good, Outcome.STEPS_DONE, Outcome.NOT_FINITE)
+        return refined, SolverInfo(value, end.number, outcome)
+
+    def _step(self, batches: Batches, state: _State, limit: Array, key: Array) -> _State:
+        local, order = batches.take(state.number, state.order)
+        q = MeanField(jax.tree.map(lambda m, p: m * p, state.location, state.precision), state.precision)
+        _, message = local.message(q, jax.random.fold_in(jax.random.fold_in(key, 1), state.number))
+        # Of the local free energy, by the location: what the message and the cavity pull towards.
+        target: Any = local.cavity * message
+        gradient = jax.tree.map(
+            lambda h, p, m: h - p * m, target.precision_times_location, target.precision, state.location
+        )
+        velocity = jax.tree.map(lambda v, g: self.momentum * v + (1 - self.momentum) * g, state.velocity, gradient)
+        # Curvature may be negative where it is the Hessian's; what the cavity alone says is the least that is believed.
+        precision = jax.tree.map(
+            lambda p, t, c: jnp.maximum(p + self.precision_rate * (t - p), 0.5 * jnp.minimum(p, c)),
+            state.precision,
+            target.precision,
+            local.cavity.precision,  # type: ignore[attr-defined]
+        )
+        leaves = jax.tree.leaves(precision)
+        floor = self.floor * sum(jnp.sum(p) for p in leaves) / sum(p.size for p in leaves)
+        number = (state.number + 1).astype(floor.dtype)
+        # Velocities start at zero: divide by how much of them is there.
+        rate = self.learning_rate * (1 - state.number / limit).astype(floor.dtype) / (1 - self.momentum**number)
+        location = jax.tree.map(lambda m, v, p: m + rate * v / (p + floor), state.location, velocity, precision)
+        good = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((location, precision))]))
+        return _State(state.number + 1, order, location, precision, velocity, good)
