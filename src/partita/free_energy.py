@@ -32,7 +32,7 @@ class LocalProblem(eqx.Module):
             )
         return jnp.sum(jnp.where(self.shard.weights > 0, self.shard.weights * rows, 0))
 
-    def free_energy(self, q: Family, key: Array) -> Array:
+    def free_energy(self, q: Any, key: Array) -> Array:
         """The local free energy (Eq. 2 of the paper), up to the cavity's scale."""
         view = q.mean() if self.expectation.of_mean else q
         return self.expected_log_prob(view, key) - q.kl(self.cavity)

@@ -59,10 +59,12 @@ def admissible_share(start: Cone, end: Cone, floor: Cone | None = None) -> float
     floor = Cone((0.0,) * len(start.positive), (0.0,) * len(start.definite)) if floor is None else floor
     share = 1.0
     for a, b, least in zip(start.positive, end.positive, floor.positive, strict=True):
-        room, change = np.asarray(a, np.float64) - least, np.asarray(b, np.float64) - a
-        falling = change < 0
-        if np.any(falling):
-            share = min(share, REACH * float(np.min(room[falling] / -change[falling])))
+        room, change = a - least, b - a
+        # Only what falls too far is looked at more closely: there are few such numbers among many, or none.
+        far = (change < 0) & ~(change >= -REACH * room)
+        if np.any(far):
+            room, change = np.asarray(room[far], np.float64), np.asarray(change[far], np.float64)
+            share = min(share, REACH * float(np.min(room / -change)))
     for a, b, least in zip(start.definite, end.definite, floor.definite, strict=True):
         share = min(share, _definite_share(np.asarray(a, np.float64), np.asarray(b, np.float64), float(least)))
     return max(share, 0.0)

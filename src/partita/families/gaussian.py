@@ -58,6 +58,36 @@ class MeanFieldMean(Tree):
         return _diagonal_project(self.location, self.variance, X)
 
 
+class MeanFieldMoments(Tree):
+    """Means and logarithms of standard deviations: a mean-field Gaussian as gradient methods see it."""
+
+    location: Any
+    log_scale: Any
+
+    @property
+    def variance(self) -> Any:
+        return jax.tree.map(lambda r: jnp.exp(2 * r), self.log_scale)
+
+    def mean(self) -> MeanFieldMean:
+        second = jax.tree.map(lambda m, v: -0.5 * (v + m**2), self.location, self.variance)
+        return MeanFieldMean(self.location, second)
+
+    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
+        return _diagonal_sample(self.location, self.variance, key, shape)
+
+    def project(self, X: Array) -> tuple[Array, Array]:
+        return _diagonal_project(self.location, self.variance, X)
+
+    def kl(self, other: "MeanField") -> Array:
+        """KL(q ‖ p), with nothing of p to be differentiated."""
+
+        def term(m: Array, r: Array, centre: Array, precision: Array) -> Array:
+            return 0.5 * jnp.sum(precision * (jnp.exp(2 * r) + (m - centre) ** 2) - 1 - jnp.log(precision) - 2 * r)
+
+        terms = jax.tree.map(term, self.location, self.log_scale, other.location, other.precision)
+        return sum(jax.tree.leaves(terms), jnp.zeros(()))
+
+
 class MeanField(Family):
     """A Gaussian with a diagonal covariance, over an array or any pytree of arrays.
 
@@ -142,6 +172,9 @@ class MeanField(Family):
     @in_own_precision
     def from_free(self, free: tuple[Any, Any]) -> Self:
         return type(self).from_moments(free[0], jax.tree.map(jnp.exp, free[1]))
+
+    def seen_from_free(self, free: tuple[Any, Any]) -> MeanFieldMoments:
+        return MeanFieldMoments(*free)
 
     def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
         value, gradient = jax.value_and_grad(function)(self.mean())

@@ -1,10 +1,10 @@
 """Variational continual learning (Nguyen et al., 2018): one pass of PVI over tasks, with and without coresets."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import equinox as eqx
@@ -32,9 +32,10 @@ Data = tuple[np.ndarray, np.ndarray]
 class Plan:
     """What one setting takes. `rows` of a task are all there are, if None; `coreset` is how many of them are kept.
 
-    `epochs` and `coreset_epochs` are passes over a task's rows, and over the coresets of all tasks so far. Rates fall to
-    zero within a refinement; `scale_rate` is how much higher the one of the standard deviations is, which have orders
-    of magnitude to go where weights turn out not to matter. `samples` are draws of the weights for a prediction.
+    `steps` are those of a task, `kept_steps` those of the coresets of all tasks so far, which are repeated to fill
+    `kept_rows`. Rates fall to zero within a refinement; `scale_rate` is how much higher that of the standard deviations
+    is, which have orders of magnitude to go where weights turn out not to matter. `samples` are draws of the weights
+    for a prediction.
     """
 
     tasks: int
@@ -42,31 +43,29 @@ class Plan:
     heads: int
     coreset: int
     rows: int | None
-    epochs: int
-    coreset_epochs: int
+    steps: int
+    kept_rows: int
+    kept_steps: int
     learning_rate: float = 2e-3
     scale_rate: float = 5.0
     start_scale: float = 0.02
+    prior_scale: float = 1.0
     batch_size: int = 256
     samples: int = 16
 
-    def solver(self, rows: int, epochs: int) -> Gradient:
-        steps = max(1, rows * epochs // self.batch_size)
-        return Gradient(
-            optimiser=_adam(self.learning_rate, self.scale_rate, steps),
-            steps=steps,
-            batch_size=self.batch_size,
-            tolerance=0.0,
-        )
+    def solver(self, steps: int) -> Gradient:
+        optimiser = _adam(self.learning_rate, self.scale_rate, steps)
+        return Gradient(optimiser=optimiser, steps=steps, batch_size=self.batch_size, tolerance=0.0)
 
 
 PLANS = {
-    "permuted": Plan(10, (100, 100), 1, coreset=200, rows=None, epochs=20, coreset_epochs=50),
-    "split": Plan(5, (256, 256), 5, coreset=40, rows=None, epochs=30, coreset_epochs=50),
+    "permuted": Plan(10, (100, 100), 1, coreset=200, rows=None, steps=2500, kept_rows=2000, kept_steps=400),
+    "split": Plan(5, (256, 256), 5, coreset=40, rows=None, steps=1000, kept_rows=200, kept_steps=200),
 }
+# Coresets take as many rows and steps as tasks do: compiling one more program would take longer.
 QUICK = {
-    "permuted": dataclasses.replace(PLANS["permuted"], tasks=3, rows=3000, epochs=20, coreset_epochs=20),
-    "split": dataclasses.replace(PLANS["split"], tasks=2, rows=3000, epochs=20, coreset_epochs=20),
+    "permuted": replace(PLANS["permuted"], tasks=3, rows=3000, steps=300, kept_rows=3000, kept_steps=300),
+    "split": replace(PLANS["split"], tasks=2, rows=3000, steps=200, kept_rows=3000, kept_steps=200),
 }
 
 
@@ -79,7 +78,8 @@ def _adam(learning_rate: float, scale_rate: float, steps: int) -> optax.Gradient
         return location, jax.tree.map(lambda a: scale_rate * a, log_scale)
 
     return optax.chain(
-        optax.scale_by_adam(),
+        # Free energies are sums over rows: gradients as small as this are rounding, which Adam would make steps of.
+        optax.scale_by_adam(eps=1e-4),
         optax.stateless(faster),
         optax.scale_by_learning_rate(optax.cosine_decay_schedule(learning_rate, steps)),
     )
@@ -118,15 +118,17 @@ class Learner(Network):
         return eqx.tree_at(lambda model: model.begin, self, begin, is_leaf=lambda leaf: leaf is None)
 
 
-def learn(state: Result | Learner, data: Data, tasks: Sequence[int], solver: Gradient, seed: int) -> Result:
-    """One more batch of the stream. `tasks` are those in it that were not seen before."""
+def learn(
+    state: Result | Learner, data: tuple[np.ndarray, ...], new: Sequence[int], solver: Gradient, seed: int
+) -> Result:
+    """One more batch of the stream; `new` are the tasks in it that were not seen before."""
     if isinstance(state, Result):
         model: Any = state.model
-        begun: Any = dataclasses.replace(state, model=model.begun(state.posterior, tasks))
+        begun: Any = replace(state, model=model.begun(state.posterior, new))
     else:
-        model, begun = state, state.begun(prior_of(state, state.hyper), tasks)  # type: ignore[arg-type]
+        model, begun = state, state.begun(prior_of(state, state.hyper), new)  # type: ignore[arg-type]
     result = partial_fit(begun, data, solver=solver, schedule=OnePass(), seed=seed)
-    return dataclasses.replace(result, model=model)
+    return replace(result, model=model)
 
 
 def k_centre(X: np.ndarray, number: int, first: int = 0) -> np.ndarray:
@@ -164,6 +166,13 @@ def held_out(data: Data, rows: np.ndarray) -> tuple[Data, Data]:
     return (X[rows], y[rows]), (X[others], y[others])
 
 
+def repeated(coresets: Sequence[Data], rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Coresets over and over, up to `rows` rows, whose weights count each once: however many, one program fits all."""
+    X, y = (np.concatenate(parts) for parts in zip(*coresets, strict=True))
+    index = np.arange(max(rows, len(y))) % len(y)
+    return X[index], y[index], 1 / np.bincount(index)[index]
+
+
 def task(images: Images, setting: str, number: int, seed: int, rows: int | None = None) -> tuple[Data, Data]:
     """Training and test part of a task: all images with pixels in an order of its own, or those of two digits."""
     generator = np.random.default_rng([seed, number])
@@ -195,7 +204,7 @@ def cells(quick: bool, seeds: int, images: Images, methods: Sequence[str] | None
 
 def _cell(images: Images, method: str, setting: str, seed: int, plan: Plan) -> Cell:
     settings = {
-        **dataclasses.asdict(plan),
+        **asdict(plan),
         "images": [len(images.train[1]), len(images.test[1])],
         "digest": float(images.test[0].sum()),
     }
@@ -210,18 +219,18 @@ def _work(images: Images, method: str, plan: Plan) -> float:
 
     def weights(hidden: Sequence[int]) -> int:
         sizes = [inputs, *hidden, 10]
-        return sum(a * b for a, b in zip(sizes, sizes[1:], strict=False))
+        return sum(a * b for a, b in pairwise(sizes))
 
-    rows = len(images.train[1]) // (plan.heads if plan.heads > 1 else 1)
-    rows = rows if plan.rows is None else min(rows, plan.rows)
-    trained = 0 if method == "coreset-only" else plan.tasks * plan.epochs * rows
-    kept = 0 if method == "vcl" else plan.coreset_epochs * plan.coreset * plan.tasks * (plan.tasks + 1) // 2
-    return (trained + kept) * weights(plan.hidden) / weights(PLANS["permuted"].hidden)
+    trained = 0 if method == "coreset-only" else plan.steps
+    kept = 0 if method == "vcl" else plan.kept_steps
+    rows = plan.tasks * plan.batch_size * (trained + kept)
+    return rows * weights(plan.hidden) / weights(PLANS["permuted"].hidden)
 
 
 def _rows(images: Images, method: str, setting: str, seed: int, plan: Plan) -> Iterator[Row]:
     sizes = [images.train[0].shape[1], *plan.hidden, 10]
-    model = Learner(sizes, heads=plan.heads, start_scale=plan.start_scale, init_seed=seed)
+    scales = {"prior_scale": plan.prior_scale, "start_scale": plan.start_scale}
+    model = Learner(sizes, heads=plan.heads, init_seed=seed, **scales)
     # As if it had been given: with and without a given prior are two programs to compile.
     model = model.with_prior(prior_of(model, model.hyper))
     stream: Result | Learner = model
@@ -237,13 +246,13 @@ def _rows(images: Images, method: str, setting: str, seed: int, plan: Plan) -> I
             coreset, train = held_out(train, rows)
             coresets.append(coreset)
         if method != "coreset-only":
-            stream = learn(stream, train, [number], plan.solver(len(train[1]), plan.epochs), seed)
+            stream = learn(stream, train, [number], plan.solver(plan.steps), 1000 * seed + number)
         believed = stream
         if coresets:
             # A copy, for predictions only: what comes next builds on the stream, where coresets have no part.
-            kept = (np.concatenate([X for X, _ in coresets]), np.concatenate([y for _, y in coresets]))
-            unseen = range(number + 1) if method == "coreset-only" else []
-            believed = learn(stream, kept, unseen, plan.solver(len(kept[1]), plan.coreset_epochs), seed)
+            kept = repeated(coresets, plan.kept_rows)
+            new = range(number + 1) if method == "coreset-only" else []
+            believed = learn(stream, kept, new, plan.solver(plan.kept_steps), 1000 * seed + 500 + number)
         assert isinstance(believed, Result)
         seconds += time.perf_counter() - began
         messages = 2 * (number + 1)

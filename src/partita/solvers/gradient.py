@@ -75,12 +75,13 @@ class Gradient(Solver):
             sample_key = jax.random.fold_in(jax.random.fold_in(key, 1), number)
 
             def loss(free: Any) -> Array:
-                return -local.free_energy(posterior.from_free(free), sample_key)
+                return -local.free_energy(posterior.seen_from_free(free), sample_key)
 
             value, gradient = jax.value_and_grad(loss)(free)
             extra = {"value": value, "grad": gradient, "value_fn": loss} if needs_value else {}
             updates, state = transform.update(gradient, state, free, **extra)
-            size = jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
+            # Looking at every entry takes time: only where somebody wants to know.
+            size = _largest(gradient) if self.tolerance > 0 else jnp.asarray(jnp.inf, posterior.dtype)
             return optax.apply_updates(free, updates), state, size
 
         def body(carry):
@@ -102,3 +103,7 @@ class Gradient(Solver):
         if not isinstance(self.optimiser, str):
             return self.optimiser
         return optax.lbfgs() if self.optimiser == "lbfgs" else OPTIMISERS[self.optimiser](self.learning_rate)
+
+
+def _largest(gradient: Any) -> Array:
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
