@@ -94,7 +94,7 @@ def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
     settings = dict(about["model"])
     name = settings.pop("name")
     if model is None:
-        if name not in MODELS:
+        if name not in MODELS or not settings:
             raise InputError(f"{path}: holds a {name}, whose code is not stored: pass it as load(path, model=...)")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
@@ -124,9 +124,12 @@ def _family(arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
 
 
 def _model_settings(model: AbstractModel) -> Row:
-    """A built-in model's name and settings; any other model's name only."""
+    """A built-in model's name and settings; only the name of one that holds code, or arrays."""
     for name, known in MODELS.items():
         if type(model) is known:
             fields = [f.name for f in dataclasses.fields(model) if f.name != "given_prior"]
-            return {"name": name, **{field: getattr(model, field) for field in fields}}
+            settings = {field: getattr(model, field) for field in fields}
+            settings = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+            kinds = str | int | float | bool | list | None
+            return {"name": name, **(settings if all(isinstance(v, kinds) for v in settings.values()) else {})}
     return {"name": type(model).__name__}

@@ -389,8 +389,8 @@ def _folded(
     run: Run, updates: list[Update], damping: Tempering, tally: Tally, evidence: Evidence, board: Board
 ) -> Event:
     ledger, before = run.ledger, run.ledger.posterior
-    staleness = max(ledger.version - update.version for update in updates)
-    tally.received(updates)
+    work = tally.received(updates, ledger.version)
+    staleness = max(one.staleness for one in work)
     evidence.report(updates)
     complete = evidence.is_complete()
     free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
@@ -432,7 +432,9 @@ def _folded(
         seconds=tally.seconds,
         clock=tally.clock,
         messages=tally.messages,
-        bytes=tally.bytes,
+        bytes_down=tally.bytes_down,
+        bytes_up=tally.bytes_up,
+        work=work,
         hyper=run.current_hyper if run.learner is not None else {},
         posterior=ledger.posterior,
         total=run.schedule.total(ledger.sites),

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TextIO
 import jax
 import numpy as np
 
+from partita.accounting import SiteWork
 from partita.checks import check_count
 from partita.families import Family
 from partita.models import Hyper
@@ -33,12 +34,19 @@ class Event:
     seconds: float
     clock: float
     messages: int
-    bytes: int
+    bytes_down: int
+    bytes_up: int
+    # What each site's part of this fold took.
+    work: tuple[SiteWork, ...]
     hyper: Hyper
     posterior: Family
     total: int
     replayed: bool = False
     metrics: Row = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_down + self.bytes_up
 
     def row(self) -> Row:
         """A flat row of plain values; a fixed number of them, whatever the number of sites."""
@@ -61,6 +69,8 @@ class Event:
             "clock": self.clock,
             "messages": self.messages,
             "bytes": self.bytes,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
             **{f"hyper.{name}": value for name, value in self.hyper.items()},
             **self.metrics,
         }

@@ -17,7 +17,7 @@ BATCH = 200
 RATES: dict[str, tuple[float, ...]] = {
     "adam": (0.001, 0.0005, 0.002),
     "sngd": (0.0003, 0.0001, 0.001),
-    "natural-gradient": (0.02, 0.01, 0.05),
+    "natural-gradient": (0.002, 0.001, 0.004),
 }
 
 

@@ -229,8 +229,7 @@ def _work(images: Images, method: str, plan: Plan) -> float:
 
 def _rows(images: Images, method: str, setting: str, seed: int, plan: Plan) -> Iterator[Row]:
     sizes = [images.train[0].shape[1], *plan.hidden, 10]
-    scales = {"prior_scale": plan.prior_scale, "start_scale": plan.start_scale}
-    model = Learner(sizes, heads=plan.heads, init_seed=seed, **scales)
+    model = Learner(sizes, heads=plan.heads, prior_scale=plan.prior_scale, start_scale=plan.start_scale, init_seed=seed)
     # As if it had been given: with and without a given prior are two programs to compile.
     model = model.with_prior(prior_of(model, model.hyper))
     stream: Result | Learner = model
