@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import inspect
 import re
 import tomllib
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ class Config:
     data: Data
     partition: Partition
     model: tuple[str, dict[str, Any]]
-    solver: Solver
+    solver: Solver | None
     schedule: Schedule
     damping: float | str = "auto"
     hyper: LearnHyper | None = None
@@ -62,7 +63,7 @@ class Config:
 
 SECTIONS = ("data", "partition", "model", "solver", "schedule", "hyper")
 # Settings of models that follow from the data, or that a file cannot hold.
-DERIVED = ("features", "classes", "given_prior")
+DERIVED = ("features", "classes", "layers", "params", "given_prior")
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
@@ -113,7 +114,7 @@ class Reader:
             data=self._build("data", Data, tables["data"]),
             partition=self._build("partition", Partition, tables.get("partition", {})),
             model=self._model(tables.get("model", {})),
-            solver=self._named("solver", SOLVERS, tables.get("solver", {}), "fixed-point"),
+            solver=self._named("solver", SOLVERS, tables["solver"], "fixed-point") if "solver" in tables else None,
             schedule=self._named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous"),
             hyper=self._hyper(tables.get("hyper")),
             damping=self._damping(tables.get("damping", "auto")),
@@ -135,10 +136,17 @@ class Reader:
     def _model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         name = self._name("model", MODELS, table, None)
         rest = {key: value for key, value in table.items() if key != "name"}
-        known = {f.name: f.type for f in dataclasses.fields(MODELS[name]) if f.name not in DERIVED}
+        kind: Any = MODELS[name]
+        known = {f.name: f.type for f in dataclasses.fields(kind) if f.name not in DERIVED}
+        sizes = inspect.signature(kind.for_data).parameters.values()
+        known |= {size.name: size.annotation for size in sizes if size.kind is size.KEYWORD_ONLY}
         self._known("model", rest, list(known))
         for key, value in rest.items():
-            self._typed("model", key, value, known[key])
+            if "Sequence" in str(known[key]):
+                if not isinstance(value, list) or not all(is_whole(item, 1) for item in value):
+                    raise self._error("model", key, f"expected a list of whole numbers, got {value!r}")
+            else:
+                self._typed("model", key, value, known[key])
         return name, rest
 
     def _hyper(self, table: dict[str, Any] | None) -> LearnHyper | None:
@@ -239,10 +247,7 @@ def build_model(config: Config, X: np.ndarray, y: np.ndarray) -> AbstractModel:
     """The model, with what follows from the data filled in."""
     name, settings = config.model
     kind: Any = MODELS[name]
-    derived: dict[str, Any] = {"features": X.shape[1]}
-    if "classes" in {field.name for field in dataclasses.fields(kind)}:
-        derived["classes"] = int(y.max()) + 1
     try:
-        return kind(**derived, **settings)
+        return kind.for_data(X, y, **settings)
     except (InputError, TypeError) as error:
         raise ConfigError(f"[model] {error}") from None

@@ -183,6 +183,8 @@ class MonteCarlo(Expectation):
         return True
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        if self.samples == 1:
+            return model.log_prob(q.sample(key), data, hyper)
         params = q.sample(key, (self.samples,))
         return jnp.mean(jax.vmap(lambda theta: model.log_prob(theta, data, hyper))(params), axis=0)
 

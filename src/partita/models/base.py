@@ -97,6 +97,11 @@ class AbstractModel(eqx.Module):
 class Predictor(AbstractModel):
     """A model of targets given inputs, which predicts: p(y | f) with f the outputs of something with parameters θ."""
 
+    @classmethod
+    @abstractmethod
+    def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
+        """A model of the right size for data like these."""
+
     @abstractmethod
     def design(self, site: int | None, X: Any) -> np.ndarray:
         """Check inputs, and give them the shape that `predictors` takes."""

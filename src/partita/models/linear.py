@@ -1,6 +1,6 @@
 """Generalised linear models: the likelihood sees the parameters only through f = Xθ."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,10 @@ class LinearPredictor(Predictor):
         check_positive(prior_scale=self.prior_scale, intercept_scale=self.intercept_scale)
         if self.posterior not in ("full", "mean-field"):
             raise InputError(f'posterior: expected "full" or "mean-field", got {self.posterior!r}')
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
+        return cls(features=X.shape[1], **settings)
 
     @property
     def hyper(self) -> Hyper:
@@ -193,6 +197,10 @@ class SoftmaxRegression(LinearPredictor):
         check_count(classes=self.classes)
         if self.classes < 2:
             raise InputError("classes: expected at least 2")
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
+        return cls(features=X.shape[1], classes=int(np.max(y)) + 1, **settings)
 
     @property
     def projected(self) -> bool:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -158,6 +158,12 @@ class Network(Predictor):
             raise InputError("layers: expected sizes, an Equinox module or a function apply(params, X)")
         elif not isinstance(self.layers, eqx.Module) and self.params is None:
             raise InputError("params: a function apply(params, X) needs parameters to start from")
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: np.ndarray, *, hidden: Sequence[int] = (50,), **settings: Any) -> Self:
+        """With these hidden layers between as many inputs as there are columns, and one output, or one per class."""
+        classes = settings.get("likelihood", "softmax") == "softmax"
+        return cls([X.shape[1], *hidden, int(np.max(y)) + 1 if classes else 1], **settings)
 
     @property
     def network(self) -> Dense | Apply:
