@@ -22,8 +22,6 @@ from partita.telemetry import Event, Row
 SITES = 10
 SETTINGS = ("iid", "non-iid")
 SAMPLES = 32
-# Steps of global VI between two looks at it.
-LOOK = 100
 
 
 @dataclass(frozen=True)
@@ -86,11 +84,11 @@ def methods(setting: str, scale: Scale) -> dict[str, Method]:
     return {
         "global-vi": Method(
             "global VI: one node sees all data, in mini-batches of one class at a time where the setting is non-iid",
-            Synchronous(3 * alone),
-            scale.adam(1, 0.001, steps=LOOK, blocks=setting == "non-iid"),
+            Synchronous(alone),
+            scale.adam(1, 0.001, blocks=setting == "non-iid"),
             1.0,
             pooled=True,
-            start_scale=0.05,
+            start_scale=0.02,
             epochs=alone,
         ),
         "bcm-same": dataclasses.replace(committee, words="Bayesian committee machine, every site with the same prior"),
@@ -214,8 +212,7 @@ def _row(
     messages, size = event.messages, event.bytes
     if method.pooled:
         # Were its data at ten sites, each of them would receive parameters and return a gradient at every step.
-        assert isinstance(method.solver, Gradient)
-        steps = event.version * (method.solver.steps or 1)
+        steps = event.version * event.work[0].steps
         messages, size = 2 * SITES * steps, 2 * SITES * steps * event.posterior.nbytes
     return {
         "round": event.round,
