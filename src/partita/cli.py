@@ -225,7 +225,7 @@ def chosen_names(given: str | None, known: Sequence[str]) -> list[str] | None:
 def reproduce(title: str, cells: Sequence[Any], images: Any, hidden: Sequence[int], out: Path, json: bool) -> None:
     """Run a study with a progress bar or JSON lines, then write its tables and pages."""
     from partita.report import Report, write_report
-    from partita.reproduce.study import curves, run_study, speed_of, summary
+    from partita.reproduce.study import CHARTS, curves, run_study, speed_of, summary
     from partita.reproduce.watch import Bar, Lines
     from partita.runtime import cache_compilation
     from partita.telemetry import to_json
@@ -239,7 +239,7 @@ def reproduce(title: str, cells: Sequence[Any], images: Any, hidden: Sequence[in
     for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [line for line in table if line["setting"] == setting]
         words = "Error in percent; mean ± half the range over seeds. Curves are the first seed's."
-        report = Report(f"{title}: {setting}", words, here, curves(rows, setting))
+        report = Report(f"{title}: {setting}", words, here, curves(rows, setting), charts=CHARTS)
         pages.append(str(write_report(out / f"{setting.replace(' ', '-')}.html", report)))
     if json:
         typer.echo(to_json({"event": "summary", "rows": table, "pages": pages}))

@@ -47,37 +47,52 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Chart:
+    """Which numbers are drawn against which, and which of the axes are logarithmic."""
+
+    x: str
+    y: str
+    log_x: bool = False
+    log_y: bool = True
+
+
+CHARTS = (
+    Chart("round", "error"),
+    Chart("messages", "nll"),
+    Chart("seconds", "nll"),
+    Chart("round", "rmse", log_y=False),
+    Chart("round", "free_energy", log_y=False),
+    Chart("round", "accepted", log_y=False),
+    Chart("round", "staleness", log_y=False),
+    Chart("round", "change"),
+)
+
+
+@dataclass(frozen=True)
 class Report:
-    """What goes on a page: a title, some words, a table, curves, and pictures made elsewhere."""
+    """What goes on a page: a title, some words, a table, curves in charts, and pictures made elsewhere."""
 
     title: str
     words: str
     table: Sequence[Row]
     curves: Sequence[Curve]
     figures: Sequence[Any] = field(default_factory=tuple)
+    charts: Sequence[Chart] = CHARTS
 
 
-CHARTS = (
-    ("round", "error", True),
-    ("messages", "nll", True),
-    ("seconds", "nll", True),
-    ("round", "rmse", False),
-    ("round", "free_energy", False),
-    ("round", "accepted", False),
-    ("round", "staleness", False),
-    ("round", "change", True),
-)
-
-
-def line_chart(curves: Sequence[Curve], x: str, y: str, logarithmic: bool) -> Any | None:
+def line_chart(curves: Sequence[Curve], chart: Chart) -> Any | None:
     """One chart with a line per method, or None if nobody has such numbers."""
     import plotly.graph_objects as go
 
-    figure = go.Figure()
+    figure, x, y = go.Figure(), chart.x, chart.y
     for number, curve in enumerate(curves):
-        points = [(a, b) for a, b in zip(*curve.points(x, y), strict=True) if b > 0 or not logarithmic]
+        points = [
+            (a, b)
+            for a, b in zip(*curve.points(x, y), strict=True)
+            if (a > 0 or not chart.log_x) and (b > 0 or not chart.log_y)
+        ]
         if points:
-            if len({x for x, _ in points}) == 1:
+            if len({a for a, _ in points}) == 1:
                 points = points[-1:]
             xs, ys = zip(*points, strict=True)
             style = {"color": COLOURS[number % len(COLOURS)], "dash": DASHES[number % len(DASHES)]}
@@ -85,10 +100,10 @@ def line_chart(curves: Sequence[Curve], x: str, y: str, logarithmic: bool) -> An
             figure.add_scatter(x=xs, y=ys, name=curve.name, mode=mode, line=style, marker={"size": 11})
     if not figure.data:
         return None
-    figure.update_yaxes(type="log" if logarithmic else "linear", title=LABELS.get(y, y))
+    figure.update_yaxes(type="log" if chart.log_y else "linear", title=LABELS.get(y, y))
     if y == "free_energy":
         figure.update_yaxes(range=energy_range(figure))
-    figure.update_xaxes(title=LABELS.get(x, x))
+    figure.update_xaxes(type="log" if chart.log_x else "linear", title=LABELS.get(x, x))
     return styled(figure)
 
 
@@ -157,7 +172,7 @@ def calibration_chart(reliabilities: dict[str, tuple]) -> Any:
 
 def write_report(path: str | os.PathLike, report: Report) -> Path:
     """Write the page, complete or not at all."""
-    charts = [line_chart(report.curves, *chart) for chart in CHARTS]
+    charts = [line_chart(report.curves, chart) for chart in report.charts]
     figures = [*report.figures, *(chart for chart in charts if chart is not None)]
     target = Path(path)
     try:
@@ -201,6 +216,8 @@ def shown(value: Any, name: str = "") -> str:
     """A number as people read it."""
     if value is None:
         return "–"
+    if name == "bytes" and value >= 1e9:
+        return f"{value / 1e9:.1f} GB"
     if name == "bytes":
         return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.0f} kB"
     if isinstance(value, float):

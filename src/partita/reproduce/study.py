@@ -16,11 +16,20 @@ import numpy as np
 from partita import datasets
 from partita.errors import InputError
 from partita.models import Network
-from partita.report.page import Curve
+from partita.report.page import Chart, Curve
 from partita.telemetry import Row, plain
 
 KEYS = ("method", "setting", "seed", "round", "seconds", "messages", "bytes", "error", "nll", "ece", "free_energy")
 
+# As in the paper: error and log likelihood against time and against communication.
+CHARTS = (
+    Chart("seconds", "error", log_x=True),
+    Chart("messages", "error", log_x=True),
+    Chart("seconds", "nll", log_x=True),
+    Chart("messages", "nll", log_x=True),
+    Chart("round", "error"),
+    Chart("round", "free_energy", log_y=False),
+)
 # Seconds until a cell's program is compiled.
 START_UP = 6.0
 
