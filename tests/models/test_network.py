@@ -66,7 +66,9 @@ def of_labels(f: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def of_heads(f: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Two heads with two classes each."""
-    return np.array([special.log_softmax(row[2 * (k // 2) : 2 * (k // 2) + 2])[k % 2] for row, k in zip(f, y, strict=True)])
+    return np.array(
+        [special.log_softmax(row[2 * (k // 2) : 2 * (k // 2) + 2])[k % 2] for row, k in zip(f, y, strict=True)]
+    )
 
 
 LABELS = np.array([0, 2, 1, 1, 3, 0, 3])
@@ -142,11 +144,19 @@ def test_bad_settings_are_refused(layers, settings, message):
         (Network([3, 4]), (X, LABELS - 0.5), "^site 0: y: labels must be whole"),
         (Network([3, 4]), (X, -LABELS), "^site 0: y: labels must be whole"),
         (Network([3, 1], likelihood="bernoulli"), (X, LABELS), "^site 0: y: labels must be 0 or 1, got 2"),
-        (Network([3, 4]), (X, np.stack([LABELS] * 2, 1)), r"^site 0: y: expected one label per row, got shape \(7, 2\)"),
+        (
+            Network([3, 4]),
+            (X, np.stack([LABELS] * 2, 1)),
+            r"^site 0: y: expected one label per row, got shape \(7, 2\)",
+        ),
         (Network([2, 4]), (X, LABELS), r"^site 0: X: expected 2 features per row, got shape \(7, 3\)"),
         (Network([3, 4]), (X[:, 0], LABELS), r"^site 0: X: expected 3 features per row, got shape \(7,\)"),
         (Network([3, 4]), (X, LABELS[1:]), "^site 0: y: has 6 rows where X has 7"),
-        (Network([3, 1], likelihood="gaussian"), (X, REAL), r"^site 0: y: expected 1 targets per row, got shape \(7, 2\)"),
+        (
+            Network([3, 1], likelihood="gaussian"),
+            (X, REAL),
+            r"^site 0: y: expected 1 targets per row, got shape \(7, 2\)",
+        ),
         (Network([3, 2], likelihood="gaussian"), (X, REAL[:, 0]), "^site 0: y: expected 2 targets per row"),
         (Network(lambda p, X: X @ p, params=np.ones((3, 4))), (X[:, 0], LABELS), "^site 0: X: expected rows"),
     ],
@@ -255,7 +265,9 @@ def test_a_message_is_the_gradient_and_the_squared_gradients_of_each_row():
 def check_fisher(shard, q, expectation) -> None:
     """The mean of many messages against Σ w x (δ - p) and Σ w x² p (1 - p), for a linear softmax that hardly varies."""
     model, (layer,) = Network([3, 4]), q.location
-    compute = jax.jit(lambda shard, all_keys: jax.lax.map(lambda k: expectation.message(model, q, shard, {}, k), all_keys))
+    compute = jax.jit(
+        lambda shard, all_keys: jax.lax.map(lambda k: expectation.message(model, q, shard, {}, k), all_keys)
+    )
     value, message = compute(shard, keys(2000))
     (A, y), w = shard.data, np.asarray(shard.weights)
     used = w > 0
