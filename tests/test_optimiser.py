@@ -124,7 +124,7 @@ def linear(schedule: str) -> pt.Result:
     X, y = regression()
     order = np.argsort(X[:, 0])  # sites that see different inputs
     shards = [(X[part], y[part]) for part in np.split(order, [100, 300])]
-    return pt.fit(LINEAR, shards, schedule=SCHEDULES[schedule], damping=Optimiser(precision_rate=0.05))
+    return pt.fit(LINEAR, shards, schedule=SCHEDULES[schedule], damping=Optimiser(precision_rate=0.05, trust=1.0))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -168,24 +168,25 @@ def test_no_move_of_the_locations_is_larger_than_the_trust():
 
 def classes() -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(2)
-    y = np.arange(300) % 3
+    y = np.arange(900) % 3
     centres = np.array([[1.0, 0, 0, 0.5], [0, 1, 0, -0.5], [0, 0, 1, 0]])
-    return centres[y] + generator.normal(size=(300, 4)), y
+    return centres[y] + generator.normal(size=(900, 4)), y
 
 
 def test_the_partition_does_not_matter():
     """The same data at one site, at three at random, at three by label: what they send adds up to the same."""
     X, y = classes()
     model = Network([4, 3], start_scale=0.02)
-    # A row of its own makes the sizes differ, and with them the draws.
+    # First steps that are long enough for the change of the gradient to be more than noise.
+    damping = Optimiser(first_step=0.3)
     parts = {
-        "pooled": [np.arange(300)],
-        "iid": np.array_split(np.random.default_rng(3).permutation(300), 3),
+        "pooled": [np.arange(900)],
+        "iid": np.array_split(np.random.default_rng(3).permutation(900), 3),
         "by label": [np.flatnonzero(y == label) for label in range(3)],
     }
     rounds, ends = {}, {}
     for name, sites in parts.items():
-        events = pt.events(model, [(X[rows], y[rows]) for rows in sites], schedule=Synchronous(12))
+        events = pt.events(model, [(X[rows], y[rows]) for rows in sites], schedule=Synchronous(12), damping=damping)
         trajectory = [event.posterior for event in events]
         rounds[name] = np.array([flat(q.location) for q in trajectory])
         ends[name] = trajectory[-1]
@@ -194,8 +195,9 @@ def test_the_partition_does_not_matter():
     assert np.all(np.diff(moved[:4]) > 0)
     for name in ("iid", "by label"):
         distance = np.linalg.norm(rounds[name] - rounds["pooled"], axis=1)
-        assert np.all(distance < 0.15 * moved)
+        assert distance[0] < 0.02 * moved[0]  # before there are pairs
+        assert np.all(distance < 0.12 * moved)
         assert_allclose(flat(ends[name].precision), flat(ends["pooled"].precision), rtol=0.1)
     # Each label alone leads somewhere else, so the agreement above is that of sums.
-    alone = pt.fit(model, [(X[y == 0], y[y == 0])], schedule=Synchronous(12)).posterior
+    alone = pt.fit(model, [(X[y == 0], y[y == 0])], schedule=Synchronous(12), damping=damping).posterior
     assert np.linalg.norm(flat(alone.location) - rounds["pooled"][-1]) > 0.4 * moved[-1]

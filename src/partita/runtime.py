@@ -1,6 +1,7 @@
 """How JAX is used: precision without a global flag, arrays on the host, the compilation cache."""
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,6 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # NumPy's or JAX's: densities, data and messages can be made of either.
@@ -70,6 +72,22 @@ def in_own_precision(method: Callable) -> Callable:
         return result if is_traced(result) else on_host(result)
 
     return wrapped
+
+
+def cheap_normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Standard normal draws for gradient noise, several times faster than `jax.random.normal`.
+
+    A counter is mixed by a 32-bit hash (Wellons' lowbias32), twice with words from the key in between.
+    """
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    x = jax.lax.iota(jnp.uint32, math.prod(shape)) ^ first
+    for word in (second, jnp.uint32(0)):
+        x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+        x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+        x = (x ^ (x >> 16)) + word
+    # 23 bits and a half: strictly between -1 and 1.
+    uniform = ((x >> 9).astype(dtype) + 0.5) * (2.0**-22) - 1
+    return (math.sqrt(2) * jax.lax.erf_inv(uniform)).reshape(shape)
 
 
 def cache_compilation(folder: Path | None = None) -> None:

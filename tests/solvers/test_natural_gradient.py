@@ -16,7 +16,7 @@ from partita.families import Gaussian, MeanField
 from partita.free_energy import LocalProblem
 from partita.models import Network
 from partita.models.network import Layer
-from partita.shards import Shard, padded
+from partita.shards import padded
 from partita.solvers import NaturalGradient, Outcome, SolverInfo
 from partita.solvers.base import Batches
 
@@ -61,8 +61,9 @@ def test_the_cavity_matters():
     """So that what follows means something: neither the likelihood alone nor the cavity alone has this optimum."""
     location, precision = optimum(cavity())
     alone = np.linalg.lstsq(np.column_stack([X, np.ones(600)]), Y, rcond=None)[0]
-    assert np.all(np.abs(location - alone) > 0.01)
-    assert np.all(flat(cavity().precision) > 0.005 * precision)
+    assert np.sum(np.abs(location - alone) > 0.1) == 3
+    assert np.sum(flat(cavity().precision) > 0.04 * precision) == 3
+    assert np.all(flat(cavity().precision) < 0.2 * precision)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_the_cavity_matters():
     [
         ({"learning_rate": 0.2, "adaptive": False}, None, 0.03),
         ({"learning_rate": 0.02}, None, 0.03),
-        ({"learning_rate": 0.2, "adaptive": False}, MonteCarlo(4), 0.1),
+        ({"learning_rate": 0.02}, MonteCarlo(4), 0.2),
         ({"learning_rate": 0.2, "adaptive": False, "batch_size": 100}, None, 0.05),
     ],
     ids=["precisions", "adaptive", "Monte Carlo", "mini-batches"],
@@ -133,10 +134,9 @@ def passes(rows: int, size: int, blocks: bool, number: int = 3, seed: int = 0) -
     """The rows of every batch of some passes, and the weights that they come with."""
     model = Network([1, 1], likelihood="gaussian")
     shard = padded(model.shard(0, (np.arange(rows, dtype=float)[:, None], np.zeros(rows))), rows + 5)
-    shard = Shard(shard.data, shard.weights, np.asarray(rows))
     problem = LocalProblem(model, GaussNewton(), model.start, shard, {})
     batches = Batches(problem, size, jax.random.key(seed), blocks)
-    take, order, seen, weights = jax.jit(batches.take), batches.start(), [], []
+    take, order, seen, weights = eqx.filter_jit(batches.take), batches.start(), [], []
     for index in range(number * int(batches.per_epoch)):
         local, order = take(jnp.asarray(index), order)
         seen.append(np.asarray(local.shard.data.X)[:, 0].astype(int))

@@ -12,7 +12,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from partita.errors import InputError
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
-from partita.runtime import Array, as_array, in_own_precision, is_traced, same_structure
+from partita.runtime import Array, as_array, cheap_normal, in_own_precision, is_traced, same_structure
 
 LOG_2PI = float(np.log(2 * np.pi))
 LARGEST_DENSE = 10_000
@@ -73,7 +73,13 @@ class MeanFieldMoments(Tree):
         return MeanFieldMean(self.location, second)
 
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
-        return _diagonal_sample(self.location, self.variance, key, shape)
+        leaves, structure = jax.tree.flatten(self.location)
+        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+
+        def draw(m: Array, r: Array, key: Array) -> Array:
+            return m + jnp.exp(r) * cheap_normal(key, (*shape, *m.shape), m.dtype)
+
+        return jax.tree.map(draw, self.location, self.log_scale, keys)
 
     def project(self, X: Array) -> tuple[Array, Array]:
         return _diagonal_project(self.location, self.variance, X)
