@@ -196,8 +196,10 @@ def test_the_partition_does_not_matter():
     for name in ("iid", "by label"):
         distance = np.linalg.norm(rounds[name] - rounds["pooled"], axis=1)
         assert distance[0] < 0.02 * moved[0]  # before there are pairs
-        assert np.all(distance < 0.12 * moved)
+        # Another seed of the pooled run is as far off.
+        assert np.all(distance < 0.3 * moved)
+        assert distance[-1] < 0.1 * moved[-1]
         assert_allclose(flat(ends[name].precision), flat(ends["pooled"].precision), rtol=0.1)
     # Each label alone leads somewhere else, so the agreement above is that of sums.
     alone = pt.fit(model, [(X[y == 0], y[y == 0])], schedule=Synchronous(12), damping=damping).posterior
-    assert np.linalg.norm(flat(alone.location) - rounds["pooled"][-1]) > 0.4 * moved[-1]
+    assert np.linalg.norm(flat(alone.location) - rounds["pooled"][-1]) > 0.8 * moved[-1]

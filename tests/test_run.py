@@ -3,11 +3,13 @@
 import tracemalloc
 from itertools import pairwise
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import partita as pt
+from partita.engines import base
 
 
 @pytest.fixture(scope="module")
@@ -255,3 +257,23 @@ def test_the_evidence_of_something_improper_is_refused(many):
         pt.evidence(MODEL, many[:2], result.posterior**-1)
     with pytest.raises(pt.errors.InputError, match="site 7: there are sites 0 to 1"):
         result.cavity(7)
+
+
+@pytest.mark.parametrize("schedule", [pt.schedules.Synchronous(rounds=4), pt.schedules.Asynchronous(updates=12)])
+def test_large_sites_are_worked_on_one_by_one_with_the_same_result(many, monkeypatch, schedule):
+    """Sites of three sizes, two of which are padded alike."""
+    shards = [*many[:4], (many[4][0][:9], many[4][1][:9]), tuple(np.concatenate([a] * 300) for a in many[5])]
+    stacked = pt.fit(MODEL, shards, schedule=schedule)
+    monkeypatch.setattr(base, "LARGE", 0)
+    sizes, refine = [], base.Worker._refine_stack
+    monkeypatch.setattr(
+        base.Worker, "_refine_stack", lambda self, shape, tasks: sizes.append(len(tasks)) or refine(self, shape, tasks)
+    )
+    alone = pt.fit(MODEL, shards, schedule=schedule)
+    assert sizes == [1] * (24 if isinstance(schedule, pt.schedules.Synchronous) else 12)
+    for name in ("posterior", "factors"):
+        for a, b in zip(jax.tree.leaves(getattr(stacked, name)), jax.tree.leaves(getattr(alone, name)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(alone.expected_log_probs, stacked.expected_log_probs, rtol=1e-12)
+    np.testing.assert_allclose(alone.log_evidence, stacked.log_evidence, rtol=1e-12)
+    assert alone.history[-1]["bytes"] == stacked.history[-1]["bytes"]

@@ -17,7 +17,7 @@ from partita.free_energy import LocalProblem
 from partita.models import prior_of
 from partita.runtime import on_host, precision
 from partita.schedules import OnePass, Sequential
-from partita.solvers import REGISTRY, FixedPoint, Gradient, Outcome, SolverInfo
+from partita.solvers import REGISTRY, FixedPoint, Gradient, NaturalGradient, Outcome, SolverInfo
 
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.normal(size=(40, 2))
@@ -65,6 +65,13 @@ EXACT = {
     "sgd": (Gradient("sgd", learning_rate=0.02, epochs=1000), 1e-7),
     "an Optax object": (Gradient(optax.chain(optax.clip(5.0), optax.nadam(0.05)), steps=1000), 1e-7),
 }
+MEAN_FIELD = {
+    "natural gradient": (
+        NaturalGradient(0.5, precision_rate=0.2, adaptive=False, steps=300, batch_size=None),
+        1e-9,
+    ),
+    "adaptive natural gradient": (NaturalGradient(0.02, precision_rate=0.2, steps=1500, batch_size=None), 1e-7),
+}
 NOISY = {
     "fixed point": (FixedPoint(steps=2000, step_size=0.01, batch_size=8), 0.02),
     "adam": (Gradient("adam", learning_rate=0.005, epochs=400, batch_size=8), 0.02),
@@ -76,7 +83,8 @@ NOISY = {
 
 
 def test_every_solver_is_tried():
-    assert {type(solver) for solver, _ in EXACT.values()} == set(REGISTRY.values())
+    """The one for networks has tests of its own."""
+    assert {*(type(solver) for solver, _ in EXACT.values()), NaturalGradient} == set(REGISTRY.values())
 
 
 @pytest.mark.parametrize("posterior", POSTERIORS)
@@ -85,6 +93,14 @@ def test_the_optimum_is_reached(name, posterior):
     solver, tolerance = EXACT[name]
     q, info = refined(solver, posterior)
     assert q.kl(optimum(posterior)) < tolerance
+    assert Outcome(int(info.outcome)).is_good
+
+
+@pytest.mark.parametrize("name", MEAN_FIELD)
+def test_the_mean_field_optimum_is_reached(name):
+    solver, tolerance = MEAN_FIELD[name]
+    q, info = refined(solver, "mean-field")
+    assert q.kl(optimum("mean-field")) < tolerance
     assert Outcome(int(info.outcome)).is_good
 
 

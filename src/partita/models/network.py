@@ -98,7 +98,7 @@ class Apply(eqx.Module):
         return self.function(params, X)
 
     def start(self, seed: int) -> Any:
-        return jax.tree.map(lambda a: np.asarray(a, np.float32), self.params)
+        return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), self.params)
 
 
 class OverRows(eqx.Module):

@@ -1,0 +1,248 @@
+"""The paper's experiments as commands: rows, resuming, mistakes; tables by hand."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partita import cli, runtime
+from partita.errors import InputError
+from partita.reproduce import federated, study
+from partita.reproduce.study import Cell, Images, Watch, curves, messages_to, run_study, spread, summary
+from partita.reproduce.watch import duration
+
+KEYS = {"method", "setting", "seed", "round", "seconds", "messages", "bytes", "error", "nll", "ece", "free_energy"}
+
+
+@pytest.fixture
+def partita(monkeypatch, capsys):
+    """The command in this process, with the cache of the tests: exit code, standard output and standard error."""
+    monkeypatch.setattr(runtime, "cache_compilation", lambda: None)
+
+    def run(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["partita", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return (left.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def test_rows_of_a_study_and_its_second_run(partita, tmp_path):
+    command = ("reproduce", "federated", "--quick", "--method", "pvi-sync", "--setting", "iid", "--rounds", 6)
+    command = (*command, "--json", "--out", tmp_path / "out")
+    code, told, _ = partita(*command)
+    plan, *rows, last = map(json.loads, told.splitlines())
+    assert code == 0
+    assert (plan["event"], plan["runs"], plan["finished"]) == ("plan", 1, 0)
+    assert all(row.keys() == KEYS for row in rows)
+    assert {(row["method"], row["setting"], row["seed"]) for row in rows} == {("pvi-sync", "iid", 0)}
+    # Six rounds, and the free energy of the last posterior.
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6, 6]
+    assert [row["messages"] for row in rows] == [20, 40, 60, 80, 100, 120, 120]
+    # Down go a cavity, a factor and the prior's scale, and first a start; up goes a change with four numbers.
+    density = 2 * 4 * (64 * 50 + 50 + 50 * 10 + 10)
+    down = 10 * (2 * density + 8)
+    size = [number * (down + 10 * (density + 32)) + 10 * density for number in (1, 2, 3, 4, 5, 6, 6)]
+    assert [row["bytes"] for row in rows] == size
+    assert all(0 < row["error"] < 1 and row["nll"] > 0 and 0 <= row["ece"] <= 1 for row in rows)
+    assert rows[-1]["free_energy"] > rows[1]["free_energy"]
+    assert rows[-1]["error"] == rows[-2]["error"]
+    assert last["event"] == "summary"
+    assert last["rows"][0]["error"] == f"{100 * rows[-1]['error']:.2f}"
+    page = Path(last["pages"][0])
+    assert "pvi-sync" in page.read_text()
+    (kept,) = (tmp_path / "out" / "cells").iterdir()
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == rows
+
+    page.unlink()
+    code, told, _ = partita(*command)
+    plan, again = map(json.loads, told.splitlines())
+    assert (code, plan["runs"], plan["finished"], plan["seconds"]) == (0, 1, 1, 0)
+    assert again["rows"] == last["rows"]
+    assert page.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["federated", "--quick", "--setting", "some"], "--setting: expected one of iid, non-iid, got 'some'"),
+        (["federated", "--quick", "--method", "pvi-sync,fedavg"], "--method: expected one of global-vi, bcm-same"),
+        (["sngd", "--quick", "--method", "sgd"], "--method: expected one of adam, sngd, natural-gradient, got 'sgd'"),
+        (["federated", "--quick", "--rounds", "2"], "--rounds"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_mistakes_name_what_is_known(partita, tmp_path, monkeypatch, arguments, complaint):
+    monkeypatch.chdir(tmp_path)
+    code, told, error = partita("reproduce", *arguments)
+    assert (code, told) == (2, "")
+    assert complaint in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_study_says_how_to_go_on(partita, tmp_path, monkeypatch):
+    def interrupted(*_):
+        yield {"round": 1, "error": 0.5}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(federated, "_rows", interrupted)
+    monkeypatch.setattr(study, "speed_of", lambda model: 1e3)
+    code, told, error = partita("reproduce", "federated", "--quick", "--json", "--out", tmp_path / "out")
+    assert code == 130
+    assert len(told.splitlines()) == 2
+    assert "the same command" in error
+    assert list((tmp_path / "out" / "cells").iterdir()) == []
+
+
+class Recorded(Watch):
+    def __init__(self):
+        self.plans, self.begun, self.rows = [], [], []
+
+    def plan(self, cells, finished, seconds):
+        self.plans.append((cells, finished, seconds))
+
+    def begin(self, cell):
+        self.begun.append(cell.name)
+
+    def row(self, cell, row):
+        self.rows.append(row)
+
+
+def cell(method: str, problem: type[BaseException] | None = None, **settings) -> Cell:
+    def run():
+        yield {"round": 1, "error": np.float32(0.5), "nll": float("nan")}
+        if problem is not None:
+            raise problem
+        yield {"round": 2, "error": 0.25, "nll": 1.0}
+
+    return Cell(method, "iid", 0, 300.0, settings, run)
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, InputError])
+def test_an_interrupted_cell_leaves_nothing_and_finished_ones_stay(tmp_path, problem):
+    first = Recorded()
+    with pytest.raises(problem):
+        run_study([cell("a"), cell("b", problem), cell("c")], tmp_path, lambda: 100.0, first)
+    assert first.plans == [(3, 0, 3 * study.START_UP + 9.0)]
+    assert first.begun == ["iid a 0", "iid b 0"]
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == [cell("a").path]
+    second = Recorded()
+    rows = run_study([cell("a"), cell("b"), cell("c")], tmp_path, lambda: 100.0, second)
+    assert second.plans == [(3, 1, 2 * study.START_UP + 6.0)]
+    assert second.begun == ["iid b 0", "iid c 0"]
+    assert [(row["method"], row["round"], row["error"]) for row in rows] == [
+        (method, number, error) for method in "abc" for number, error in ((1, 0.5), (2, 0.25))
+    ]
+    assert rows[0]["nll"] is None  # JSON has no NaN
+    # What has finished is not timed either.
+    third = Recorded()
+    assert run_study([cell("a")], tmp_path, lambda: pytest.fail("nothing to run"), third) == rows[:2]
+    assert third.plans == [(1, 1, 0.0)]
+
+
+def test_other_settings_are_another_cell(tmp_path):
+    assert cell("a", rate=1).path == cell("a", rate=1).path != cell("a", rate=2).path
+    images = Images.load("digits")
+    paths = {
+        one.path
+        for rounds in (12, 24)
+        for one in federated.cells(images, ["iid"], ["pvi-sync"], 2, replace(federated.QUICK, rounds=rounds))
+    }
+    assert len(paths) == 4
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match="file"):
+        run_study([cell("a")], tmp_path / "file", lambda: 1.0, Recorded())
+
+
+def test_sites_of_the_federated_study():
+    images = Images.load("digits")
+    total = len(images.train[1])
+    same = federated.shards_of(images, "iid", 0, pooled=False)
+    assert len(same) == federated.SITES
+    assert sum(len(y) for _, y in same) == total
+    assert all(len(np.unique(y)) == 10 for _, y in same)
+    apart = federated.shards_of(images, "non-iid", 0, pooled=False)
+    assert sorted(np.unique(y).tolist() for _, y in apart) == [[label] for label in range(10)]
+    assert sum(len(y) for _, y in apart) == total
+    ((X, y),) = federated.shards_of(images, "non-iid", 0, pooled=True)
+    assert np.all(np.diff(y) >= 0)
+    assert_allclose_rows(X, images.train[0])
+
+
+def assert_allclose_rows(A, B):
+    """The same rows, in any order."""
+    assert np.array_equal(A[np.lexsort(A.T)], B[np.lexsort(B.T)])
+
+
+def test_validation_rows_are_training_rows_that_nobody_trains_on():
+    images, held = Images.load("digits"), Images.load("digits", validate=True)
+    train, test = images.train[0], held.test[0]
+    assert len(test) == len(train) // 6
+    assert_allclose_rows(np.concatenate([held.train[0], test]), train)
+    few = Images.load("digits", rows=50, validate=True)
+    assert len(few.train[1]) == 50
+    assert np.array_equal(few.test[0], test)
+
+
+ROWS = [
+    {"method": m, "setting": s, "seed": seed, "round": r, "seconds": t, "messages": 20 * r, "bytes": 7 * r, "error": e}
+    for m, s, seed, r, t, e in [
+        ("a", "iid", 0, 1, 1.0, 0.5),
+        ("a", "iid", 0, 2, 2.0, 0.1),
+        ("a", "iid", 0, 3, 3.0, 0.2),
+        ("a", "iid", 1, 1, 1.0, 0.4),
+        ("a", "iid", 1, 2, 4.0, 0.3),
+        ("a", "iid", 2, 1, 1.0, None),
+        ("b", "iid", 1, 1, 1.0, 0.1),
+        ("a", "non-iid", 0, 1, 1.0, 0.05),
+    ]
+]
+
+
+def test_a_summary_is_of_the_last_rows():
+    table = summary(ROWS, names=("error", "nll"))
+    assert [(line["setting"], line["method"], line["seeds"]) for line in table] == [
+        ("iid", "a", 3),
+        ("iid", "b", 1),
+        ("non-iid", "a", 1),
+    ]
+    first, second, _ = table
+    assert first["error"] == "25.00 ± 5.00"  # of 0.2 and 0.3, in percent; the third seed has none
+    assert (first["rounds"], first["messages"], first["bytes"]) == (3, 60, 21)
+    assert first["seconds"] == pytest.approx((3 + 4 + 1) / 3)
+    assert (second["error"], second["nll"]) == ("10.00", "–")
+
+
+def test_messages_until_an_error_is_reached():
+    assert messages_to(ROWS, "iid", "a", 0.3) == [40, 40]
+    assert messages_to(ROWS, "iid", "a", 0.45) == [40, 20]
+    assert messages_to(ROWS, "iid", "a", 0.15) == [40]  # at the first time, though it is worse later
+    assert messages_to(ROWS, "iid", "a", 0.01) == []
+    assert messages_to(ROWS, "non-iid", "a", 0.05) == [20]
+
+
+def test_curves_are_those_of_the_first_seed():
+    first, second = curves(ROWS, "iid")
+    assert (first.name, [row["error"] for row in first.rows]) == ("a", [0.5, 0.1, 0.2])
+    assert (second.name, [row["seed"] for row in second.rows]) == ("b", [1])
+
+
+def test_spread_and_duration():
+    assert spread([]) == "–"
+    assert spread([0.5]) == "0.5000"
+    assert spread([1.0, 2.0, 6.0]) == "3.0000 ± 2.5000"
+    assert [duration(s) for s in (5, 89, 90, 5399, 5400)] == [
+        "5 seconds",
+        "89 seconds",
+        "2 minutes",
+        "90 minutes",
+        "1.5 hours",
+    ]
