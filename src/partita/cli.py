@@ -163,9 +163,9 @@ def federated(
     settings = study.SETTINGS if setting == "both" else (checked("--setting", setting, study.SETTINGS),)
     scale = study.QUICK if quick else study.FULL
     scale = scale if rounds is None else replace(scale, rounds=rounds)
+    names = chosen_names(method, [*study.methods("iid", scale), *(study.sweeps(scale) if sweep else {})])
     images = Images.load("digits" if quick else "mnist", data, validate=validate)
-    known = [*study.methods("iid", scale), *(study.sweeps(scale) if sweep else {})]
-    cells = study.cells(images, settings, chosen_names(method, known), seeds, scale, sweep)
+    cells = study.cells(images, settings, names, seeds, scale, sweep)
     reproduce("Federated Bayesian networks", cells, images, scale.hidden, out, json)
 
 
@@ -184,8 +184,8 @@ def sngd(
     from partita.reproduce import sngd as study
     from partita.reproduce.study import Images
 
-    images = Images.load("digits" if quick else "mnist", data, validate=validate)
     names = chosen_names(method, list(study.RATES))
+    images = Images.load("digits" if quick else "mnist", data, validate=validate)
     widths, epochs = ((50,), (5, 20)) if quick else ((200, 500), (5, 20))
     cells = study.cells(images, names, seeds, widths, epochs, sweep)
     reproduce("Solvers for global VI", cells, images, (50,) if quick else (200,), out, json)
@@ -205,8 +205,9 @@ def vcl(
     from partita.reproduce import vcl as study
     from partita.reproduce.study import Images
 
+    names = chosen_names(method, list(study.METHODS))
     images = Images.load("digits" if quick else "mnist", data, validate=validate)
-    cells = study.cells(quick, seeds, images, chosen_names(method, list(study.METHODS)))
+    cells = study.cells(quick, seeds, images, names)
     reproduce("Variational continual learning", cells, images, (50,) if quick else (100, 100), out, json)
 
 

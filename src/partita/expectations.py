@@ -129,6 +129,8 @@ class GaussNewton(LocalReparameterisation):
 
     def __check_init__(self) -> None:
         check_count("GaussNewton: ", rows_at_once=self.rows_at_once)
+        if self.samples != 1 or self.fixed:
+            raise InputError("GaussNewton: each row has one draw, and a new one at every call")
 
     def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
         size = min(self.rows_at_once, shard.capacity)
@@ -205,6 +207,8 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
         problem = "the model has no closed form"
     elif isinstance(wanted, GaussHermite) and not (model.projected and gaussian and model.outputs == 1):
         problem = "it needs one linear predictor per row and a Gaussian posterior"
+    elif isinstance(wanted, LocalReparameterisation) and model.layered and wanted.fixed:
+        problem = "networks draw afresh: say fixed=False"
     elif isinstance(wanted, GaussNewton) and not model.layered:
         problem = "it needs a network of dense layers"
     elif isinstance(wanted, LocalReparameterisation) and not (

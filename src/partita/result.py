@@ -37,7 +37,7 @@ class Result:
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
         response = expected_response(self.model, self.posterior, X, samples)
-        if response.ndim != 2:
+        if response.ndim != 2 or getattr(self.model, "likelihood", None) == "gaussian":
             raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
         return response
 
@@ -130,6 +130,6 @@ def _model_settings(model: AbstractModel) -> Row:
             fields = [f.name for f in dataclasses.fields(model) if f.name != "given_prior"]
             settings = {field: getattr(model, field) for field in fields}
             settings = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-            kinds = str | int | float | bool | list | None
+            kinds = str | int | float | bool | np.number | list | None
             return {"name": name, **(settings if all(isinstance(v, kinds) for v in settings.values()) else {})}
     return {"name": type(model).__name__}

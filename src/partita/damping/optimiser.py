@@ -116,20 +116,21 @@ class OptimiserTempering(Tempering):
             self.trust = 0.25 * self.trust
 
     def sent(self, sites: Sequence[int], begin: Any) -> None:
+        if not isinstance(begin, MeanField):
+            raise InputError(f"damping: Optimiser moves mean-field Gaussians, not a {type(begin).__name__}")
         now = Naturals.of(begin, 1)
         self.begun.update(dict.fromkeys(sites, (now.shift / now.precision)[0]))
 
     def temper(self, proposal: Proposal) -> Family:
-        if not isinstance(proposal.changes, MeanField):
-            raise InputError(f"damping: Optimiser moves mean-field Gaussians, not a {type(proposal.changes).__name__}")
+        changes: Any = proposal.changes
         rows = len(proposal.sites)
-        kind = proposal.changes.dtype.type
+        kind = changes.dtype.type
         here: Any = proposal.posterior if proposal.start is None else proposal.start
         # Where sites began elsewhere, each factor first takes its part of the way there.
         base: Any = (here / proposal.prior) ** (1 / self.sites if proposal.start is not None else 0)
         first = Naturals.of(base, 1)
         factors = Naturals.of(proposal.factors, rows) + first
-        messages = Naturals.of(proposal.changes, rows) + factors - first
+        messages = Naturals.of(changes, rows) + factors - first
         now = Naturals.of(here, 1)
         location = (now.shift / now.precision)[0]
         self._remember(proposal, messages)
@@ -139,7 +140,7 @@ class OptimiserTempering(Tempering):
         moves = self._moves(proposal, residuals, location, precision)
         applied = Naturals(precision * moves + change * location + first.shift, change + first.precision)
         self._expect(applied, location, precision)
-        return applied.tree(proposal.changes)
+        return applied.tree(changes)
 
     def expected_log_changes(self, updates: Sequence[Update]) -> list[float]:
         return self.expected

@@ -22,7 +22,7 @@ from partita.solvers import Solver, SolverInfo
 
 # Keys of evaluations, beside those of versions.
 EVALUATION = 2**31 - 1
-# Sites with more bytes than this, of data and parameters, are worked on one by one: a call costs little beside their
+# Sites with more bytes of data than this are worked on one by one: a call costs little beside their
 # work, and copies of a stack would cost more.
 LARGE = 1_000_000
 

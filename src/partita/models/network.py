@@ -13,7 +13,7 @@ from partita.checks import check_count, check_positive, is_whole
 from partita.errors import InputError, ShardError
 from partita.families import Family, MeanField
 from partita.families.gaussian import LOG_2PI
-from partita.metrics import classification
+from partita.metrics import classification, regression
 from partita.models.base import Hyper, Predictor, Rows, check_labels
 from partita.runtime import Array
 from partita.shards import Shard, as_numbers
@@ -220,6 +220,8 @@ class Network(Predictor):
             return eqx.tree_at(lambda s: s.data, shard, Rows(X, target))
         if y.ndim != 1:
             raise ShardError(site, "y", f"expected one label per row, got shape {y.shape}")
+        if f.shape[1] % self.heads:
+            raise InputError(f"heads: {f.shape[1]} outputs cannot be shared by {self.heads} heads")
         if self.likelihood == "bernoulli" and f.shape[1] != 1:
             raise InputError(f"layers: a Bernoulli likelihood needs one output, got {f.shape[1]}")
         labels = check_labels(site, y, 2 if self.likelihood == "bernoulli" else f.shape[1])
@@ -268,8 +270,10 @@ class Network(Predictor):
 
     def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """With several heads, the head of each row's label is given."""
-        if self.likelihood == "gaussian" or self.heads == 1:
-            return Predictor.score(self, response, y)
+        if self.likelihood == "gaussian":
+            return regression(response, y)
+        if self.heads == 1:
+            return classification(response, y)
         y = np.asarray(y, int)
         heads = response.reshape(len(y), self.heads, -1)
         classes = heads.shape[2]

@@ -63,7 +63,8 @@ class Solver(eqx.Module):
 class Batches(eqx.Module):
     """The mini-batches of shuffled passes over a shard; without a size, every batch is the whole shard.
 
-    With `blocks`, a batch is rows that follow each other, as they came, and only the order of batches is random.
+    With `blocks`, a batch is rows that follow each other, as they came, and only the order of batches is random; rows
+    at the end that fill no batch are left out.
     """
 
     problem: LocalProblem
