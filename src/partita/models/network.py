@@ -138,7 +138,7 @@ class Network(Predictor):
     params: Any = None
     prior_scale: float = 1.0
     noise: float = 1.0
-    start_scale: float = 0.05
+    start_scale: float = 0.03
     heads: int = 1
     init_seed: int = 0
 

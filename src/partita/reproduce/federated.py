@@ -16,7 +16,7 @@ from partita.predictive import expected_response
 from partita.reproduce.study import Cell, Images
 from partita.run import events, evidence
 from partita.schedules import Asynchronous, OnePass, Schedule, Synchronous
-from partita.solvers import Gradient, Solver
+from partita.solvers import Gradient, NaturalGradient, Solver
 from partita.telemetry import Event, Row
 
 SITES = 10
@@ -93,8 +93,13 @@ def methods(setting: str, scale: Scale) -> dict[str, Method]:
         ),
         "bcm-same": dataclasses.replace(committee, words="Bayesian committee machine, every site with the same prior"),
         "bcm-split": dataclasses.replace(committee, words="the same with the prior split", split_prior=True),
+        # Precisions have to follow the data at once: what a site leaves behind holds all later ones back.
         "pvi-one-pass": Method(
-            "PVI, each site once: continual learning", OnePass(), scale.adam(alone // 2), 1.0, epochs=alone // 2
+            "PVI, each site once: continual learning",
+            OnePass(),
+            NaturalGradient(precision_rate=0.02, epochs=alone, batch_size=scale.batch),
+            1.0,
+            epochs=alone,
         ),
         "pvi-sync": Method(
             "PVI synchronous, one message per site and round", Synchronous(scale.rounds), epochs=scale.rounds
