@@ -133,6 +133,7 @@ class Worker:
                 job.solver,
                 job.expectation,
                 job.learns_hyper,
+                first.start is not None,
                 first.begin,
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
@@ -206,6 +207,7 @@ def _refine_sites(
     solver: Solver,
     expectation: Expectation,
     learns_hyper: bool,
+    elsewhere: bool,
     begin: Family,
     hyper: Hyper,
     seed: Array,
@@ -224,7 +226,8 @@ def _refine_sites(
         cavity, factor, shard, site = args
         key = site_key(seed, site, version)
         problem = LocalProblem(model, expectation, cavity, shard, hyper)
-        refined, info = solver.refine(problem, begin, factor, key=key)
+        # Solvers take it that they begin at cavity × factor; where the model knows a better place, the factor follows.
+        refined, info = solver.refine(problem, begin, begin / cavity if elsewhere else factor, key=key)
         change = refined / cavity / factor
         gradient = problem.hyper_gradient(begin, key) if learns_hyper else {}
         return change, info, (inner(factor, mean), inner(change, mean)), gradient
