@@ -16,7 +16,7 @@ BATCH = 200
 # Rates of each solver, first the one that did best after five epochs on validation data, with 200 units.
 RATES: dict[str, tuple[float, ...]] = {
     "adam": (0.001, 0.0005, 0.002),
-    "sngd": (0.001, 0.003, 0.0003),
+    "sngd": (0.003, 0.001, 0.01),
     "natural-gradient": (0.002, 0.001, 0.004),
 }
 
