@@ -26,6 +26,8 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.many_sites
 	$(BIN)/python -m benchmarks.fold_cost
 	$(BIN)/python -m benchmarks.blas_threads
+	$(BIN)/python -m benchmarks.network_steps
+	$(BIN)/python -m benchmarks.network_round
 
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume

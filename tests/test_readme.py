@@ -15,13 +15,13 @@ def test_example_runs(number, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(EXAMPLES[number], f"README example {number}", "exec"), names)
-    result = names.get("result") or names.get("state") or names["vi"]
+    result = next(names[name] for name in ("result", "state", "vi", "event") if name in names)
     assert result.posterior.is_proper()
-    assert np.isfinite(result.log_evidence)
+    assert np.isfinite(result.free_energy if "event" in names else result.log_evidence)
 
 
-def test_there_is_one_for_each_user():
-    assert len(EXAMPLES) == 3
+def test_there_is_one_for_each_user_and_one_for_networks():
+    assert len(EXAMPLES) == 4
     assert all(len([line for line in example.splitlines() if line.strip()]) <= 15 for example in EXAMPLES)
 
 

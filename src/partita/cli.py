@@ -1,6 +1,7 @@
 """The command line: a thin layer over the library."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -104,7 +105,7 @@ def run(
 
     every = Every(metrics, folds=1 if wanted.schedule.waits and wanted.schedule.parallel else parts.sites)
     resuming = f"partita run {config} --out {folder} --resume"
-    with suppress_interrupt(resuming), JsonLines(sys.stdout) if json else Progress(config.stem) as progress:
+    with suppress_interrupt(resuming) as look, JsonLines(sys.stdout) if json else Progress(config.stem) as progress:
         result = fit(
             model,
             shards,
@@ -115,7 +116,7 @@ def run(
             seed=wanted.seed,
             run_dir=folder,
             resume=resume,
-            callbacks=(every, progress),
+            callbacks=(every, progress, look),
         )
     result.save(folder / "result.safetensors")
     finish(folder, metrics(result.posterior), json)
@@ -295,13 +296,29 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def suppress_interrupt(resuming: str) -> Iterator[None]:
-    """Ctrl-C ends a run in good order: everything acknowledged is on disk."""
+def suppress_interrupt(resuming: str) -> Iterator[Any]:
+    """Ctrl-C ends a run in good order: everything acknowledged is on disk.
+
+    Gives a callback that ends it at the next event, should the exception have got lost in somebody's destructor.
+    """
+    pressed = []
+
+    def press(number: int, frame: Any) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    def look(event: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, press)
     try:
-        yield
+        yield look
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; every finished update is kept. Go on with: {resuming}", err=True)
         raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main() -> None:
