@@ -159,13 +159,12 @@ def federated(
 ) -> None:
     """Bayesian networks on MNIST over ten sites: global VI, committee machines and PVI, six ways."""
     from partita.reproduce import federated as study
-    from partita.reproduce.study import Images
 
     settings = study.SETTINGS if setting == "both" else (checked("--setting", setting, study.SETTINGS),)
     scale = study.QUICK if quick else study.FULL
     scale = scale if rounds is None else replace(scale, rounds=rounds)
     names = chosen_names(method, [*study.methods("iid", scale), *(study.sweeps(scale) if sweep else {})])
-    images = Images.load("digits" if quick else "mnist", data, validate=validate)
+    images = load_images(quick, data, validate)
     cells = study.cells(images, settings, names, seeds, scale, sweep)
     reproduce("Federated Bayesian networks", cells, images, scale.hidden, out, json)
 
@@ -183,10 +182,9 @@ def sngd(
 ) -> None:
     """Global VI on MNIST: Adam, stochastic natural gradients, and natural gradients with momentum and curvature."""
     from partita.reproduce import sngd as study
-    from partita.reproduce.study import Images
 
     names = chosen_names(method, list(study.RATES))
-    images = Images.load("digits" if quick else "mnist", data, validate=validate)
+    images = load_images(quick, data, validate)
     widths, epochs = ((50,), (5, 20)) if quick else ((200, 500), (5, 20))
     cells = study.cells(images, names, seeds, widths, epochs, sweep)
     reproduce("Solvers for global VI", cells, images, (50,) if quick else (200,), out, json)
@@ -204,12 +202,17 @@ def vcl(
 ) -> None:
     """Continual learning on permuted and split MNIST: one pass of PVI, with and without coresets."""
     from partita.reproduce import vcl as study
-    from partita.reproduce.study import Images
 
     names = chosen_names(method, list(study.METHODS))
-    images = Images.load("digits" if quick else "mnist", data, validate=validate)
+    images = load_images(quick, data, validate)
     cells = study.cells(quick, seeds, images, names)
     reproduce("Variational continual learning", cells, images, (50,) if quick else (100, 100), out, json)
+
+
+def load_images(quick: bool, data: Path | None, validate: bool) -> Any:
+    from partita.reproduce.study import Images
+
+    return Images.load("digits" if quick else "mnist", data, validate=validate)
 
 
 def checked(option: str, value: str, known: Sequence[str]) -> str:

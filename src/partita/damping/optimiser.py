@@ -93,8 +93,8 @@ class OptimiserTempering(Tempering):
     sites: int
     pairs: Pairs
     trust: float
-    # Where each site's task in hand began; what it sent last: a gradient, and where that was taken. Who has sent one at
-    # all, and who since the last pair was made.
+    # Where each site's task in hand began; what it sent last: a gradient, and where that was taken; who has sent one
+    # since the last pair was made.
     begun: dict[int, np.ndarray] = field(default_factory=dict)
     gradients: dict[int, np.ndarray] = field(default_factory=dict)
     places: dict[int, np.ndarray] = field(default_factory=dict)
