@@ -71,7 +71,10 @@ def test_rows_of_a_study_and_its_second_run(partita, tmp_path):
     [
         (["federated", "--quick", "--setting", "some"], "--setting: expected one of iid, non-iid, got 'some'"),
         (["federated", "--quick", "--method", "pvi-sync,fedavg"], "--method: expected one of global-vi, bcm-same"),
-        (["sngd", "--quick", "--method", "sgd"], "--method: expected one of adam, sngd, natural-gradient, got 'sgd'"),
+        (
+            ["sngd", "--quick", "--method", "sgd"],
+            "--method: expected one of adam, adam-decaying, sngd, natural-gradient, got 'sgd'",
+        ),
         (["federated", "--quick", "--rounds", "2"], "--rounds"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
@@ -219,6 +222,12 @@ def test_a_summary_is_of_the_last_rows():
     assert (first["rounds"], first["messages"], first["bytes"]) == (3, 60, 21)
     assert first["seconds"] == pytest.approx((3 + 4 + 1) / 3)
     assert (second["error"], second["nll"]) == ("10.00", "–")
+
+
+def test_a_summary_counts_messages_where_all_seeds_got_there():
+    table = summary(ROWS, names=("error",), reach=0.05)
+    assert [line["messages to 5 %"] for line in table] == [None, None, 20]
+    assert [line["messages to 45 %"] for line in summary(ROWS[:5], reach=0.45)] == [30]  # 40 and 20
 
 
 def test_messages_until_an_error_is_reached():

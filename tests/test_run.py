@@ -175,6 +175,19 @@ def test_a_start_far_from_the_prior_is_used_and_not_held_against_the_first_step(
         np.testing.assert_allclose(result.posterior.location, reference.posterior.location, atol=0.15)
 
 
+def test_a_start_can_be_given_with_the_run(many):
+    """A refinement of no more than one step ends near where it started; the wrong kind of density is refused."""
+    start = pt.families.Gaussian.from_moments(np.arange(5.0), 1e-3 * np.eye(5))
+    settings = {"schedule": pt.schedules.OnePass(), "solver": pt.solvers.Gradient(learning_rate=1e-6, steps=1)}
+    there = pt.fit(MODEL, many[:1], start=start, **settings)
+    np.testing.assert_allclose(there.posterior.location, start.location, atol=1e-4)
+    stream = pt.partial_fit(there, many[1], start=start, **settings)
+    np.testing.assert_allclose(stream.posterior.location, start.location, atol=1e-4)
+    for wrong in (pt.families.Gaussian(np.zeros(4), np.eye(4)), pt.families.Gaussian(np.zeros(5), -np.eye(5))):
+        with pytest.raises(pt.errors.InputError, match="start: expected a proper Gaussian"):
+            pt.fit(MODEL, many[:1], start=wrong)
+
+
 @pytest.mark.parametrize("rate", [0.5, 3.0, 5.0])
 @pytest.mark.parametrize("sites", [1, 3])
 def test_poisson_regression_with_default_settings(rate, sites):

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.damping import as_damping
 from partita.errors import CorruptStorage, InputError, RunMismatch, StorageError
-from partita.run import Run, check_shards
+from partita.run import prepared
 from partita.schedules import Asynchronous, Sequential, Synchronous
 from partita.storage import describe, read_arrays, read_history, write_arrays
 
@@ -354,7 +353,7 @@ def test_a_run_that_is_under_way_is_not_touched(run_dir):
 
 def test_a_full_database_is_not_acknowledged_and_can_be_resumed(run_dir):
     settings = {"schedule": Synchronous(rounds=50)}
-    run = make_run(**settings)
+    run = prepared(MODEL, make_shards(), engine=pt.engines.InProcess(), **settings)
     run.engine.open(run.job())
     journal = run.journal(run_dir, resume=False)
     journal._database.execute("PRAGMA max_page_count = 12")
@@ -365,21 +364,6 @@ def test_a_full_database_is_not_acknowledged_and_can_be_resumed(run_dir):
     assert 0 < folds < 50
     assert (
         fit(run_dir, resume=True, engine=pt.engines.InProcess(), **settings).fingerprint == fit(**settings).fingerprint
-    )
-
-
-def make_run(schedule):
-    """What `fit` makes, before it begins."""
-    return Run(
-        model=MODEL,
-        shards=check_shards(MODEL, make_shards()),
-        solver=pt.solvers.FixedPoint(),
-        schedule=schedule,
-        damping=as_damping("auto"),
-        engine=pt.engines.InProcess(),
-        expectation=None,
-        hyper=None,
-        seed=0,
     )
 
 

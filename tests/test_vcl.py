@@ -127,10 +127,10 @@ def test_heads_that_saw_no_data_keep_what_they_were(images, tiny):
 
 
 def test_the_same_tasks_without_a_new_head_start_from_the_posterior():
-    model = vcl.Learner([3, 4, 2])
+    model = pt.models.Network([3, 4, 2])
     prior = pt.families.MeanField.from_moments(model.network.start(7), np.float32(0.3))
     for new, fresh in (([0], True), ([1], False), ([], False)):
-        start = model.begun(prior, new).start
+        start = vcl.start_of(model, prior, new)
         same = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (start, prior)), strict=True)]
         assert all(same) is not fresh
 

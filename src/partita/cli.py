@@ -166,7 +166,7 @@ def federated(
     names = chosen_names(method, [*study.methods("iid", scale), *(study.sweeps(scale) if sweep else {})])
     images = load_images(quick, data, validate)
     cells = study.cells(images, settings, names, seeds, scale, sweep)
-    reproduce("Federated Bayesian networks", cells, images, scale.hidden, out, json)
+    reproduce("Federated Bayesian networks", cells, images, scale.hidden, out, json, scale.reach)
 
 
 @reproduction.command()
@@ -227,7 +227,15 @@ def chosen_names(given: str | None, known: Sequence[str]) -> list[str] | None:
     return None if given is None else [checked("--method", name.strip(), known) for name in given.split(",")]
 
 
-def reproduce(title: str, cells: Sequence[Any], images: Any, hidden: Sequence[int], out: Path, json: bool) -> None:
+def reproduce(
+    title: str,
+    cells: Sequence[Any],
+    images: Any,
+    hidden: Sequence[int],
+    out: Path,
+    json: bool,
+    reach: float | None = None,
+) -> None:
     """Run a study with a progress bar or JSON lines, then write its tables and pages."""
     from partita.report import Report, write_report
     from partita.reproduce.study import CHARTS, curves, run_study, speed_of, summary
@@ -239,12 +247,13 @@ def reproduce(title: str, cells: Sequence[Any], images: Any, hidden: Sequence[in
     again = "the same command; finished runs are kept"
     with suppress_interrupt(again):
         rows = run_study(cells, out, lambda: speed_of(images.network(hidden)), Lines(sys.stdout) if json else Bar())
-    table = summary(rows)
+    table = summary(rows, reach=reach)
+    notes = {cell.method: cell.words for cell in cells if cell.words}
     pages = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [line for line in table if line["setting"] == setting]
         words = "Error in percent; mean ± half the range over seeds. Curves are the first seed's."
-        report = Report(f"{title}: {setting}", words, here, curves(rows, setting), charts=CHARTS)
+        report = Report(f"{title}: {setting}", words, here, curves(rows, setting), charts=CHARTS, notes=notes)
         pages.append(str(write_report(out / f"{setting.replace(' ', '-')}.html", report)))
     if json:
         typer.echo(to_json({"event": "summary", "rows": table, "pages": pages}))

@@ -100,12 +100,11 @@ class LocalReparameterisation(Expectation):
         values = jax.vmap(jax.vmap(model.pointwise, (0, 0, None)), (0, None, None))(f, data.y, hyper)
         return jnp.mean(values, axis=0)
 
-    def _of_layers(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
-        network = model.network  # type: ignore[attr-defined]
-        first = network.project(q, data.X)
+    def _of_layers(self, model: Any, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+        draw = model.draws(q, data.X)
 
         def one(key: Array) -> Array:
-            return jax.vmap(model.pointwise, (0, 0, None))(network.draw(q, first, key), data.y, hyper)
+            return jax.vmap(model.pointwise, (0, 0, None))(draw(key), data.y, hyper)
 
         if self.samples == 1:
             return one(key)

@@ -66,12 +66,8 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
             weights = jnp.full(len(nodes), 1 / len(nodes), m.dtype)
         f = m + jnp.sqrt(v) * (nodes[:, None] if m.ndim == 1 else nodes)
         return jnp.tensordot(weights, model.response(f), axes=1)
-    keys = jax.random.split(jax.random.key(0), samples)
-    if model.layered:
-        network = model.network  # type: ignore[attr-defined]
-        first = network.project(posterior, X)
-        return _mean_over(keys, lambda key: model.response(network.draw(posterior, first, key)))
-    return _mean_over(keys, lambda key: model.response(model.predictors(posterior.sample(key), X)))
+    draw = model.draws(posterior, X)
+    return _mean_over(jax.random.split(jax.random.key(0), samples), lambda key: model.response(draw(key)))
 
 
 def _mean_over(keys: Array, function: Callable[[Array], Array]) -> Array:

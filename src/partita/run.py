@@ -42,6 +42,7 @@ def fit(
     engine: Engine | None = None,
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
+    start: Family | None = None,
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -58,6 +59,7 @@ def fit(
         engine: what carries tasks to sites.
         expectation: how E_q[log p] is computed; chosen by the model if not given.
         hyper: learn hyperparameters by maximum likelihood.
+        start: where refinements of the untouched prior start; the model's own choice if not given.
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
         seed: with the same seed, the same result.
@@ -76,7 +78,18 @@ def fit(
     check_kinds(callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
     if resume and run_dir is None:
         raise InputError("resume: needs the run_dir of the run")
-    run = prepared(model, shards, solver, schedule, damping, engine, expectation, hyper, seed)
+    run = prepared(
+        model,
+        shards,
+        solver=solver,
+        schedule=schedule,
+        damping=damping,
+        engine=engine,
+        expectation=expectation,
+        hyper=hyper,
+        start=start,
+        seed=seed,
+    )
     run.engine.open(run.job())
     try:
         with nullcontext() if run_dir is None else run.journal(run_dir, resume) as journal:
@@ -95,13 +108,25 @@ def events(
     engine: Engine | None = None,
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
+    start: Family | None = None,
     seed: int = 0,
 ) -> Iterator[Event]:
     """The same run as `fit`, one event at a time: to stop, look or predict whenever you like.
 
     Every event carries the posterior of that moment.
     """
-    run = prepared(model, shards, solver, schedule, damping, engine, expectation, hyper, seed)
+    run = prepared(
+        model,
+        shards,
+        solver=solver,
+        schedule=schedule,
+        damping=damping,
+        engine=engine,
+        expectation=expectation,
+        hyper=hyper,
+        start=start,
+        seed=seed,
+    )
     run.engine.open(run.job())
     try:
         yield from iterate(run)
@@ -112,26 +137,33 @@ def events(
 def prepared(
     model: AbstractModel,
     shards: Sequence[Any],
-    solver: Solver | None,
-    schedule: Schedule | None,
-    damping: Any,
-    engine: Engine | None,
-    expectation: Expectation | None,
-    hyper: LearnHyper | None,
-    seed: int,
+    *,
+    solver: Solver | None = None,
+    schedule: Schedule | None = None,
+    damping: float | str | Damping = "auto",
+    engine: Engine | None = None,
+    expectation: Expectation | None = None,
+    hyper: LearnHyper | None = None,
+    start: Family | None = None,
+    seed: int = 0,
 ) -> "Run":
-    """A run whose parts have been checked."""
+    """A run whose parts have been checked, and chosen where they were left open."""
     check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
     check_kinds(hyper=(hyper, LearnHyper))
+    checked = check_shards(model, shards)
+    prior = prior_of(model, model.hyper)
+    fitting = choose(model, prior, expectation)
+    chosen, policy = choose_rest(fitting, solver, damping)
     return Run(
         model=model,
-        shards=check_shards(model, shards),
-        solver=solver,
+        shards=checked,
+        solver=chosen,
         schedule=Synchronous() if schedule is None else schedule,
-        damping=damping,
+        damping=policy,
         engine=InProcess() if engine is None else engine,
-        expectation=expectation,
+        expectation=fitting,
         hyper=hyper,
+        start=model.start if start is None else check_like(prior, start=start),
         seed=check_seed(seed),
     )
 
@@ -143,6 +175,7 @@ def partial_fit(
     solver: Solver | None = None,
     schedule: Schedule | None = None,
     expectation: Expectation | None = None,
+    start: Family | None = None,
     seed: int = 0,
 ) -> Result:
     """One more batch of a stream: the posterior so far is its prior, and its data need not be kept.
@@ -154,6 +187,7 @@ def partial_fit(
         "solver": solver,
         "schedule": schedule,
         "expectation": expectation,
+        "start": start,
         "seed": seed,
     }
     if not isinstance(state, Result):
@@ -185,8 +219,7 @@ def evidence(
     """The global free energy of any posterior: a lower bound of log p(y), and equal to it where q is exact."""
     hyper = dict(model.hyper) if hyper is None else hyper
     prior = prior_of(model, hyper)
-    if type(posterior) is not type(prior) or not posterior.is_proper():
-        raise InputError(f"posterior: expected a proper {type(prior).__name__}")
+    check_like(prior, posterior=posterior)
     checked = check_shards(model, shards)
     chosen = choose(model, prior, expectation)
     worker = Worker(Job(model, FixedPoint(), chosen, checked, check_seed(seed), False, True))
@@ -216,6 +249,15 @@ def check_kinds(**arguments: tuple[Any, Any]) -> None:
             raise InputError(f"{name}: expected a {getattr(kind, '__name__', kind)}, got {given}")
 
 
+def check_like(prior: Family, **given: Family) -> Family:
+    """A proper density over what the prior is over."""
+    ((name, density),) = given.items()
+    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(part)] for part in (prior, density)]
+    if type(density) is not type(prior) or shapes[0] != shapes[1] or not density.is_proper():
+        raise InputError(f"{name}: expected a proper {type(prior).__name__} with parameters of shapes {shapes[0]}")
+    return density
+
+
 def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
     """Every site's data, checked before any work begins."""
     if not isinstance(model, AbstractModel):
@@ -239,20 +281,18 @@ class Run:
 
     model: AbstractModel
     shards: list[Shard]
-    solver: Any
+    solver: Solver
     schedule: Schedule
-    damping: Any
+    damping: Damping
     engine: Engine
-    expectation: Any
+    expectation: Expectation
     hyper: LearnHyper | None
+    start: Family | None
     seed: int
 
     def __post_init__(self) -> None:
-        prior = prior_of(self.model, self.model.hyper)
-        self.start = None if self.model.start is None else on_host(self.model.start)
-        self.expectation = choose(self.model, prior, self.expectation)
-        self.solver, self.damping = choose_rest(self.expectation, self.solver, self.damping)
-        self.ledger = Ledger(prior, len(self.shards))
+        self.start = None if self.start is None else on_host(self.start)
+        self.ledger = Ledger(prior_of(self.model, self.model.hyper), len(self.shards))
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
 
     def job(self) -> Job:
@@ -269,6 +309,7 @@ class Run:
             "engine": self.engine,
             "expectation": self.expectation,
             "hyper": self.hyper,
+            "start": self.start,
             "seed": self.seed,
             "shards": [describe(shard) for shard in self.shards],
         }

@@ -114,6 +114,10 @@ class Predictor(AbstractModel):
     def predictors(self, params: Any, X: Array) -> Array:
         """f for every row."""
 
+    def draws(self, q: Any, X: Array) -> Callable[[Array], Array]:
+        """From a random key to f for every row, with θ ~ q. What all draws share is computed here, once."""
+        return lambda key: self.predictors(q.sample(key), X)
+
     @abstractmethod
     def response(self, f: Array) -> Array:
         """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""

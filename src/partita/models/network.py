@@ -233,6 +233,13 @@ class Network(Predictor):
     def predictors(self, params: Any, X: Array) -> Array:
         return self.network(params, X)
 
+    def draws(self, q: Any, X: Array) -> Callable[[Array], Array]:
+        network = self.network
+        if not isinstance(network, Dense):
+            return super().draws(q, X)
+        first = network.project(q, X)
+        return lambda key: network.draw(q, first, key)
+
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         if self.likelihood == "gaussian":
             return jnp.sum(-0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI)

@@ -3,7 +3,7 @@
 import html
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,10 @@ CHARTS = (
 
 @dataclass(frozen=True)
 class Report:
-    """What goes on a page: a title, some words, a table, curves in charts, and pictures made elsewhere."""
+    """What goes on a page: a title, some words, a table, curves in charts, and pictures made elsewhere.
+
+    `notes` say what a name in the table stands for.
+    """
 
     title: str
     words: str
@@ -78,6 +81,7 @@ class Report:
     curves: Sequence[Curve]
     figures: Sequence[Any] = field(default_factory=tuple)
     charts: Sequence[Chart] = CHARTS
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def line_chart(curves: Sequence[Curve], chart: Chart) -> Any | None:
@@ -196,6 +200,7 @@ def page(report: Report, figures: Sequence[Any]) -> str:
         title=html.escape(report.title),
         words=html.escape(report.words),
         table=html_table(report.table),
+        notes=html_notes(report.notes),
         charts="\n".join(f'<section class="chart">{cell}</section>' for cell in cells),
         script=get_plotlyjs(),
     )
@@ -210,6 +215,11 @@ def html_table(rows: Sequence[Row]) -> str:
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_notes(notes: Mapping[str, str]) -> str:
+    items = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(words)}</dd>" for name, words in notes.items())
+    return f"<dl>{''.join(items)}</dl>" if notes else ""
 
 
 def shown(value: Any, name: str = "") -> str:
@@ -242,6 +252,8 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: 0.3rem 0.8rem; text-align: right; white-space: nowrap; }}
 tr {{ border-bottom: 1px solid rgba(128,128,128,0.3); }}
 th:first-child, td:first-child {{ text-align: left; }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; font-size: 0.9rem; }}
+dd {{ margin: 0; opacity: 0.8; }}
 .charts {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr)); }}
 .chart {{ min-width: 0; }}
 </style>
@@ -251,6 +263,7 @@ th:first-child, td:first-child {{ text-align: left; }}
 <h1>{title}</h1>
 <p>{words}</p>
 <div class="scroll">{table}</div>
+{notes}
 <div class="charts">
 {charts}
 </div>

@@ -45,11 +45,15 @@ class Method:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is: rounds of synchronous PVI, from which others follow, and rows of a mini-batch."""
+    """How large a study is: rounds of synchronous PVI, from which others follow, and rows of a mini-batch.
+
+    `reach` is the test error to which messages are counted.
+    """
 
     rounds: int
     batch: int
     hidden: tuple[int, ...]
+    reach: float
 
     @property
     def local(self) -> int:
@@ -65,8 +69,8 @@ class Scale:
         return Gradient("adam", learning_rate, epochs, batch_size=self.batch, tolerance=0.0, **settings)
 
 
-FULL = Scale(rounds=200, batch=200, hidden=(200,))
-QUICK = Scale(rounds=60, batch=20, hidden=(50,))
+FULL = Scale(rounds=200, batch=200, hidden=(200,), reach=0.03)
+QUICK = Scale(rounds=60, batch=20, hidden=(50,), reach=0.06)
 
 
 def methods(setting: str, scale: Scale) -> dict[str, Method]:
@@ -158,7 +162,7 @@ def _cell(images: Images, name: str, method: Method, setting: str, seed: int, hi
         "digest": float(images.test[0].sum()),
     }
     work = rows * method.epochs * (1 + method.polls) / 2
-    return Cell(name, setting, seed, work, settings, lambda: _rows(images, method, setting, seed, hidden))
+    return Cell(name, setting, seed, work, settings, lambda: _rows(images, method, setting, seed, hidden), method.words)
 
 
 def shards_of(images: Images, setting: str, seed: int, pooled: bool) -> list[tuple[np.ndarray, ...]]:

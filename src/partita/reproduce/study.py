@@ -40,6 +40,7 @@ class Cell:
 
     `run` yields rows as it goes. `work` is how many rows of data its steps visit, in units of the study's network: what
     time is estimated from. `settings` tells one version of a cell from another, so that stale results are not reused.
+    `words` say what its method is.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Cell:
     work: float
     settings: Row
     run: Callable[[], Iterator[Row]]
+    words: str = ""
 
     @property
     def name(self) -> str:
@@ -169,8 +171,13 @@ def curves(rows: Sequence[Row], setting: str) -> list[Curve]:
     ]
 
 
-def summary(rows: Sequence[Row], names: Sequence[str] = ("error", "nll", "ece")) -> list[Row]:
-    """The last row of every cell, as mean and spread (half the range) over seeds."""
+def summary(
+    rows: Sequence[Row], names: Sequence[str] = ("error", "nll", "ece"), reach: float | None = None
+) -> list[Row]:
+    """The last row of every cell, as mean and spread (half the range) over seeds.
+
+    With `reach`, also how many messages it took to a test error of that much, if all seeds got there.
+    """
     groups: dict[tuple[str, str], dict[int, Row]] = {}
     for row in rows:
         groups.setdefault((row["setting"], row["method"]), {})[row["seed"]] = row
@@ -183,6 +190,9 @@ def summary(rows: Sequence[Row], names: Sequence[str] = ("error", "nll", "ece"))
             line[name] = spread(values, 100 if name == "error" else 1)
         line["messages"], line["bytes"] = last[0]["messages"], last[0]["bytes"]
         line["seconds"] = float(np.mean([row["seconds"] for row in last]))
+        if reach is not None:
+            counts = messages_to(rows, setting, method, reach)
+            line[f"messages to {100 * reach:g} %"] = round(np.mean(counts)) if len(counts) == len(last) else None
         table.append(line)
     return table
 

@@ -3,18 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
-import optax
 
 from partita.errors import InputError
 from partita.families import MeanField
 from partita.models import Network, prior_of
+from partita.reproduce.sngd import decaying_adam
 from partita.reproduce.study import Cell, Images
 from partita.result import Result
 from partita.run import partial_fit
@@ -52,7 +50,7 @@ class Plan:
     samples: int = 8
 
     def solver(self, steps: int) -> Gradient:
-        optimiser = _adam(self.learning_rate, steps)
+        optimiser = decaying_adam(self.learning_rate, steps)
         return Gradient(optimiser=optimiser, steps=steps, batch_size=self.batch_size, tolerance=0.0)
 
 
@@ -68,49 +66,33 @@ QUICK = {
 }
 
 
-@lru_cache
-def _adam(learning_rate: float, steps: int) -> optax.GradientTransformation:
-    """The same object for the same numbers, so that programs are compiled once."""
-    # Free energies are sums over rows: gradients as small as eps are rounding, which Adam would make whole steps of.
-    return optax.adam(optax.cosine_decay_schedule(learning_rate, steps), eps=1e-4)
+def start_of(model: Network, prior: MeanField, tasks: Sequence[int]) -> MeanField:
+    """Weights that tasks are the first to use start from Glorot's, with a small scale; all others from the prior.
+
+    What no row has to do with then has no gradient and keeps its prior. A head's first task would not learn from a
+    draw of the prior, as wide as it is, and the other heads would not find back to it from a small scale.
+    """
+    glorot = model.network.start(model.init_seed)
+    fresh = MeanField.from_moments(glorot, np.float32(model.start_scale))
+    is_first = 0 in tasks
+    *hidden, last = jax.tree.map(lambda a: np.full(np.shape(a), is_first), glorot)
+    outputs = model.layers[-1]
+    head = np.arange(outputs) // (outputs // model.heads)
+    mine = np.isin(head, tasks) if model.heads > 1 else np.full(outputs, is_first)
+    where = (*hidden, type(last)(np.broadcast_to(mine, last.weights.shape), mine))
+
+    def chosen(a: Any, b: Any) -> Any:
+        return jax.tree.map(lambda w, x, y: np.where(w, x, y), where, a, b)
+
+    return MeanField(
+        chosen(fresh.precision_times_location, prior.precision_times_location),
+        chosen(fresh.precision, prior.precision),
+    )
 
 
-class Learner(Network):
-    """A network that starts its refinements from `begin`, whatever its prior is."""
-
-    begin: Any = None
-
-    @property
-    def start(self) -> Any:
-        return self.begin
-
-    def begun(self, prior: MeanField, tasks: Sequence[int]) -> "Learner":
-        """Weights that tasks are the first to use start from Glorot's, with a small scale; all others from the prior.
-
-        What no row has to do with then has no gradient and keeps its prior. A head's first task would not learn from a
-        draw of the prior, as wide as it is, and the other heads would not find back to it from a small scale.
-        """
-        fresh = MeanField.from_moments(self.network.start(self.init_seed), np.float32(self.start_scale))
-        is_first = 0 in tasks
-        *hidden, last = jax.tree.map(lambda a: np.full(np.shape(a), is_first), self.network.start(self.init_seed))
-        classes = self.layers[-1] // self.heads
-        head = np.arange(self.layers[-1]) // classes
-        mine = np.isin(head, tasks) if self.heads > 1 else np.full(self.layers[-1], is_first)
-        where = (*hidden, type(last)(np.broadcast_to(mine, last.weights.shape), mine))
-
-        def chosen(a: Any, b: Any) -> Any:
-            return jax.tree.map(lambda w, x, y: np.where(w, x, y), where, a, b)
-
-        begin = MeanField(
-            chosen(fresh.precision_times_location, prior.precision_times_location),
-            chosen(fresh.precision, prior.precision),
-        )
-        return eqx.tree_at(lambda model: model.begin, self, begin, is_leaf=lambda leaf: leaf is None)
-
-
-def learner(plan: Plan, inputs: int, seed: int) -> Learner:
+def learner(plan: Plan, inputs: int, seed: int) -> Network:
     """Before the first task. Its prior is as if it had been given, so that all tasks share one program."""
-    model = Learner(
+    model = Network(
         [inputs, *plan.hidden, 10],
         heads=plan.heads,
         prior_scale=plan.prior_scale,
@@ -121,16 +103,13 @@ def learner(plan: Plan, inputs: int, seed: int) -> Learner:
 
 
 def learn(
-    state: Result | Learner, data: tuple[np.ndarray, ...], new: Sequence[int], solver: Gradient, seed: int
+    state: Result | Network, data: tuple[np.ndarray, ...], new: Sequence[int], solver: Gradient, seed: int
 ) -> Result:
     """One more batch of the stream; `new` are the tasks in it that were not seen before."""
-    if isinstance(state, Result):
-        model: Any = state.model
-        begun: Any = replace(state, model=model.begun(state.posterior, new))
-    else:
-        model, begun = state, state.begun(prior_of(state, state.hyper), new)  # type: ignore[arg-type]
-    result = partial_fit(begun, data, solver=solver, schedule=OnePass(), seed=seed)
-    return replace(result, model=model)
+    model: Any = state.model if isinstance(state, Result) else state
+    prior: Any = state.posterior if isinstance(state, Result) else prior_of(state, state.hyper)
+    start = start_of(model, prior, new)
+    return partial_fit(state, data, solver=solver, schedule=OnePass(), start=start, seed=seed)
 
 
 def k_centre(X: np.ndarray, number: int, first: int = 0) -> np.ndarray:
@@ -230,7 +209,7 @@ def _work(images: Images, method: str, plan: Plan) -> float:
 
 
 def _rows(images: Images, method: str, setting: str, seed: int, plan: Plan) -> Iterator[Row]:
-    stream: Result | Learner = learner(plan, images.train[0].shape[1], seed)
+    stream: Result | Network = learner(plan, images.train[0].shape[1], seed)
     coresets: list[Data] = []
     tests: list[Data] = []
     seconds = 0.0
