@@ -28,12 +28,14 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.blas_threads
 	$(BIN)/python -m benchmarks.network_steps
 	$(BIN)/python -m benchmarks.network_round
+	$(BIN)/python -m benchmarks.streaming_gp
 
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume
 
 picture: .venv/dev.stamp
 	$(BIN)/python -m experiments.demo_picture
+	$(BIN)/python -m experiments.streaming_picture
 
 # The newest versions that the ranges allow, in an environment of its own.
 lock:

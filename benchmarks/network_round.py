@@ -1,8 +1,8 @@
 """One synchronous round of a network at ten sites, 784-200-10, and how much of it is not training.
 
-The cost of a round is the difference between runs of seven and of two rounds, so that starting and the last evaluation
-drop out. It is compared with the same compiled refinements, called directly, and, because a busy machine changes
-between the two, with what the sites themselves took in the same runs. With --profile, says where the rest goes.
+Rounds of one run take turns with the same compiled refinements, called directly: a busy machine slows both down. Ratios
+are of each round to the mean of the bare ones before and after it, and to what the sites themselves took in it. With
+--profile, says where the rest goes.
 
     python benchmarks/network_round.py --profile
 """
@@ -11,6 +11,7 @@ import argparse
 import cProfile
 import pstats
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -25,7 +26,7 @@ from partita.models import prior_of
 from partita.run import check_shards, choose_rest
 
 SIZES, SITES, ROWS, BATCH = (784, 200, 10), 10, 6000, 200
-SHORT, LONG, TURNS = 2, 7, 3
+ROUNDS = 12
 # Seconds that a peer in PyTorch takes for a round of one epoch at ten sites on such a machine; quoted, not measured.
 PEER = 6.5
 
@@ -56,52 +57,58 @@ class Bare:
         self.problems = [LocalProblem(model, expectation, cavity, shard, hyper) for shard in kept]
         self.refine = eqx.filter_jit(lambda *given, key: solver.refine(*given, key=key))
 
-    def seconds(self, rounds: int) -> float:
+    def seconds(self, number: int) -> float:
         began = time.perf_counter()
-        for number in range(rounds):
-            for site, given in enumerate(self.problems):
-                key = jax.random.fold_in(jax.random.key(number), site)
-                jax.block_until_ready(self.refine(given, self.begin, self.factor, key=key))
-        return (time.perf_counter() - began) / rounds
+        for site, given in enumerate(self.problems):
+            key = jax.random.fold_in(jax.random.key(number), site)
+            jax.block_until_ready(self.refine(given, self.begin, self.factor, key=key))
+        return time.perf_counter() - began
 
 
-def run(model: pt.models.Network, shards: list, rounds: int, settings: dict[str, Any]) -> np.ndarray:
-    """Seconds in all, and at the sites."""
-    began = time.perf_counter()
-    result = pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=rounds), **settings)
-    return np.array([time.perf_counter() - began, result.history[-1]["seconds"]])
+def rounds(model: pt.models.Network, shards: list, number: int, settings: dict[str, Any]) -> Iterator[np.ndarray]:
+    """Seconds of every round but the first two, which compile: in all, and at the sites."""
+    schedule = pt.schedules.Synchronous(rounds=number + 2)
+    run = pt.events(model, shards, schedule=schedule, **settings)
+    before = 0.0
+    for count in range(number + 2):
+        began = time.perf_counter()
+        event = next(run)
+        taken = time.perf_counter() - began
+        if count >= 2:
+            yield np.array([taken, event.seconds - before])
+        before = event.seconds
 
 
 def profile(model: pt.models.Network, shards: list, settings: dict[str, Any]) -> None:
     """Seconds per round of the functions of Partita, with those that they call."""
     profiler = cProfile.Profile()
-    profiler.runcall(run, model, shards, LONG, settings)
+    profiler.runcall(lambda: list(rounds(model, shards, ROUNDS, settings)))
     stats: dict = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
     ours = {place: row for place, row in stats.items() if "partita" in place[0]}
     for (path, line, name), row in sorted(ours.items(), key=lambda item: -item[1][3])[:25]:
-        print(f"  {row[3] / LONG:7.3f} s a round in {name}, {path.split('/')[-1]}:{line}, called {row[0]} times")
+        print(
+            f"  {row[3] / (ROUNDS + 2):7.3f} s a round in {name}, {path.split('/')[-1]}:{line}, called {row[0]} times"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=["epoch", "defaults"])
     wanted = parser.parse_args()
     model, shards = pt.models.Network(SIZES), problem()
     kinds = {"epoch": ("one epoch of Adam in batches of 200", ONE_EPOCH), "defaults": ("defaults", DEFAULT)}
     for name, settings in kinds.values() if wanted.only is None else [kinds[wanted.only]]:
         bare = Bare(model, shards, settings)
-        bare.seconds(1)
-        run(model, shards, 1, settings)
-        rounds, alone = [], []
-        for _ in range(wanted.turns):
-            before = bare.seconds(2)
-            short, long = run(model, shards, SHORT, settings), run(model, shards, LONG, settings)
-            alone.append((before + bare.seconds(2)) / 2)
-            rounds.append((long - short) / (LONG - SHORT))
-        whole, at_sites = np.array(rounds).T
-        ratio, inside = np.median(whole / alone), np.median(whole / at_sites)
+        bare.seconds(0)
+        turns, alone = [], [bare.seconds(0)]
+        for number, taken in enumerate(rounds(model, shards, wanted.rounds, settings)):
+            turns.append(taken)
+            alone.append(bare.seconds(number))
+        whole, at_sites = np.array(turns).T
+        between = (np.array(alone[1:]) + np.array(alone[:-1])) / 2
+        ratio, inside = np.median(whole / between), np.median(whole / at_sites)
         print(f"{name}: {np.median(whole):.2f} s a round")
         print(f"  {np.median(alone):.2f} s in bare refinements: a round takes {ratio:.2f} × that")
         print(f"  {np.median(at_sites):.2f} s at the sites in the same runs: a round takes {inside:.2f} × that")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         errors,
         expectations,
         families,
+        gp,
         hyper,
         metrics,
         models,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         telemetry,
     )
     from partita.errors import PartitaError
+    from partita.estimators import StreamingGPClassifier, StreamingGPRegressor
     from partita.hyper import LearnHyper
     from partita.models import Model
     from partita.result import Result, load
@@ -41,6 +43,7 @@ _MODULES = (
     "errors",
     "expectations",
     "families",
+    "gp",
     "hyper",
     "metrics",
     "models",
@@ -55,6 +58,8 @@ _NAMES = {
     "Model": "partita.models",
     "PartitaError": "partita.errors",
     "Result": "partita.result",
+    "StreamingGPClassifier": "partita.estimators",
+    "StreamingGPRegressor": "partita.estimators",
     "events": "partita.run",
     "evidence": "partita.run",
     "fit": "partita.run",
@@ -67,6 +72,8 @@ __all__ = [
     "Model",
     "PartitaError",
     "Result",
+    "StreamingGPClassifier",
+    "StreamingGPRegressor",
     "__version__",
     "damping",
     "datasets",
@@ -77,6 +84,7 @@ __all__ = [
     "expectations",
     "families",
     "fit",
+    "gp",
     "hyper",
     "load",
     "metrics",

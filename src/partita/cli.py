@@ -3,9 +3,9 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,7 +137,7 @@ Out = Annotated[Path, typer.Option(help="Folder for results; what is finished th
 Quick = Annotated[bool, typer.Option("--quick", help="Small data from a wheel, in under 3 minutes.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
 Names = Annotated[str | None, typer.Option("--method", help="Only these, separated by commas.")]
-Data = Annotated[Path | None, typer.Option(help="The folder that holds mnist.npz.")]
+Data = Annotated[Path | None, typer.Option(help="The folder that holds the data files.")]
 Validate = Annotated[
     bool, typer.Option("--validate", help="Measure on a sixth of the training data, not the test set.")
 ]
@@ -166,7 +166,8 @@ def federated(
     names = chosen_names(method, [*study.methods("iid", scale), *(study.sweeps(scale) if sweep else {})])
     images = load_images(quick, data, validate)
     cells = study.cells(images, settings, names, seeds, scale, sweep)
-    reproduce("Federated Bayesian networks", cells, images, scale.hidden, out, json, scale.reach)
+    title = Study("Federated Bayesian networks", reach=scale.reach)
+    reproduce(title, cells, network_speed(images, scale.hidden), out, json)
 
 
 @reproduction.command()
@@ -187,7 +188,7 @@ def sngd(
     images = load_images(quick, data, validate)
     widths, epochs = ((50,), (5, 20)) if quick else ((200, 500), (5, 20))
     cells = study.cells(images, names, seeds, widths, epochs, sweep)
-    reproduce("Solvers for global VI", cells, images, (50,) if quick else (200,), out, json)
+    reproduce(Study("Solvers for global VI"), cells, network_speed(images, (50,) if quick else (200,)), out, json)
 
 
 @reproduction.command()
@@ -206,7 +207,87 @@ def vcl(
     names = chosen_names(method, list(study.METHODS))
     images = load_images(quick, data, validate)
     cells = study.cells(quick, seeds, images, names)
-    reproduce("Variational continual learning", cells, images, (50,) if quick else (100, 100), out, json)
+    speed = network_speed(images, (50,) if quick else (100, 100))
+    reproduce(Study("Variational continual learning"), cells, speed, out, json)
+
+
+@reproduction.command()
+def banana(
+    method: Names = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    data: Data = None,
+    out: Out = Path("banana"),
+    json: Json = False,
+) -> None:
+    """Classify two crescents from a stream, with points or distributions for hyperparameters, and with NUTS."""
+    from partita.reproduce import banana as study
+    from partita.reproduce.pictures import beliefs, surfaces
+    from partita.reproduce.study import flops
+
+    names = chosen_names(method, study.methods())
+    if method is None and "nuts" not in study.methods():
+        typer.echo("NUTS is left out: it needs NumPyro (pip install numpyro)", err=True)
+    cells = study.cells(study.load(quick, data), study.QUICK if quick else study.FULL, names, seeds)
+    charts = [("round", "error"), ("round", "nll")]
+    shown = Study("Banana", keys=study.KEYS, charts=charts, pictures=lambda rows: [surfaces(rows), beliefs(rows)])
+    reproduce(shown, cells, flops, out, json)
+
+
+@reproduction.command("robot-arm")
+def robot_arm(
+    method: Names = None,
+    quick: Quick = False,
+    orders: Annotated[
+        int | None, typer.Option(min=1, help="How many joints to sort by; all of them, if left out.")
+    ] = None,
+    outputs: Annotated[str, typer.Option(help="Which torques, counted from 1 and separated by commas, or all.")] = "3",
+    data: Data = None,
+    out: Out = Path("robot-arm"),
+    json: Json = False,
+) -> None:
+    """Torques of a robot arm from a stream sorted by a joint's position: private and shared points, limited memory."""
+    from partita.reproduce import robot_arm as study
+    from partita.reproduce.study import flops
+
+    names = chosen_names(method, study.METHODS)
+    arm = study.load(quick, data)
+    joints, torques = arm[0][0].shape[1] // 3, arm[0][1].shape[1]
+    known = [str(number) for number in range(1, torques + 1)]
+    wanted = known if outputs == "all" else ["1"] if quick else outputs.split(",")
+    chosen = [int(checked("--outputs", number.strip(), known)) - 1 for number in wanted]
+    scale = study.QUICK if quick else study.FULL
+    cells = study.cells(arm, scale, names, range(joints if orders is None else min(orders, joints)), chosen)
+    charts = [("round", "smse"), ("seconds", "smse"), ("round", "nlpd"), ("round", "coverage"), ("round", "points")]
+    shown = Study("Robot arm", ("smse", "nlpd", "coverage"), charts, study.KEYS)
+    reproduce(shown, cells, flops, out, json)
+
+
+@reproduction.command("streaming-1d")
+def streaming_1d(
+    method: Names = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    out: Out = Path("streaming-1d"),
+    json: Json = False,
+) -> None:
+    """A function of one input learnt batch after batch, as a sequence of pictures."""
+    from partita.reproduce import streaming_1d as study
+    from partita.reproduce.pictures import frames
+    from partita.reproduce.study import flops
+
+    cells = study.cells(chosen_names(method, study.METHODS), 1 if quick else seeds)
+    shown = Study(
+        "A stream in one dimension", ("smse", "nlpd", "coverage"), [("round", "smse")], study.KEYS,
+        pictures=lambda rows: [frames(rows, study.truth)],
+    )  # fmt: skip
+    reproduce(shown, cells, flops, out, json)
+
+
+def network_speed(images: Any, hidden: Sequence[int]) -> Callable[[], float]:
+    from partita.reproduce.study import speed_of
+
+    return lambda: speed_of(images.network(hidden))
 
 
 def load_images(quick: bool, data: Path | None, validate: bool) -> Any:
@@ -227,38 +308,46 @@ def chosen_names(given: str | None, known: Sequence[str]) -> list[str] | None:
     return None if given is None else [checked("--method", name.strip(), known) for name in given.split(",")]
 
 
-def reproduce(
-    title: str,
-    cells: Sequence[Any],
-    images: Any,
-    hidden: Sequence[int],
-    out: Path,
-    json: bool,
-    reach: float | None = None,
-) -> None:
+@dataclass(frozen=True)
+class Study:
+    """What is shown of an experiment's rows: numbers of the table, charts, keys of JSON rows, pictures of a setting."""
+
+    title: str
+    names: Sequence[str] = ("error", "nll", "ece")
+    charts: Sequence[tuple[str, str]] | None = None
+    keys: Sequence[str] | None = None
+    reach: float | None = None
+    pictures: Callable[[list[dict]], Sequence[Any]] = lambda rows: ()
+
+
+def reproduce(study: Study, cells: Sequence[Any], speed: Callable[[], float], out: Path, json: bool) -> None:
     """Run a study with a progress bar or JSON lines, then write its tables and pages."""
     from partita.report import Report, write_report
-    from partita.reproduce.study import CHARTS, curves, run_study, speed_of, summary
+    from partita.report.page import Chart
+    from partita.reproduce.study import CHARTS, KEYS, curves, run_study, summary
     from partita.reproduce.watch import Bar, Lines
     from partita.runtime import cache_compilation
     from partita.telemetry import to_json
 
     cache_compilation()
-    again = "the same command; finished runs are kept"
-    with suppress_interrupt(again):
-        rows = run_study(cells, out, lambda: speed_of(images.network(hidden)), Lines(sys.stdout) if json else Bar())
-    table = summary(rows, reach=reach)
+    with suppress_interrupt("the same command; finished runs are kept"):
+        rows = run_study(cells, out, speed, Lines(sys.stdout, study.keys or KEYS) if json else Bar())
+    table = summary(rows, study.names, study.reach)
     notes = {cell.method: cell.words for cell in cells if cell.words}
+    charts = CHARTS if study.charts is None else [Chart(x, y, log_y=y == "smse") for x, y in study.charts]
     pages = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [line for line in table if line["setting"] == setting]
-        words = "Error in percent; mean ± half the range over seeds. Curves are the first seed's."
-        report = Report(f"{title}: {setting}", words, here, curves(rows, setting), charts=CHARTS, notes=notes)
+        first = [row for curve in curves(rows, setting) for row in curve.rows]
+        words = "Mean ± half the range over seeds; errors in percent. Curves and pictures are the first seed's."
+        report = Report(
+            f"{study.title}: {setting}", words, here, curves(rows, setting), study.pictures(first), charts, notes
+        )
         pages.append(str(write_report(out / f"{setting.replace(' ', '-')}.html", report)))
     if json:
         typer.echo(to_json({"event": "summary", "rows": table, "pages": pages}))
     else:
-        print_table(title, table)
+        print_table(study.title, table)
         typer.echo(f"curves: {', '.join(pages)}")
 
 

@@ -87,6 +87,10 @@ class Pairs:
         return kind.type(gamma) * (scaling * gradient - half.astype(kind) @ scaled) + along.astype(kind) @ S
 
 
+# Where each site was, and its gradient there.
+Seen = dict[int, tuple[np.ndarray, np.ndarray]]
+
+
 @dataclass
 class OptimiserTempering(Tempering):
     settings: Optimiser
@@ -99,7 +103,7 @@ class OptimiserTempering(Tempering):
     gradients: dict[int, np.ndarray] = field(default_factory=dict)
     places: dict[int, np.ndarray] = field(default_factory=dict)
     heard: set[int] = field(default_factory=set)
-    last: tuple[np.ndarray, np.ndarray] | None = None
+    last: Seen | None = None
     last_free_energy: float | None = None
     expected: list[float] = field(default_factory=list)
 
@@ -155,11 +159,25 @@ class OptimiserTempering(Tempering):
         if len(self.heard) < self.sites:
             return
         self.heard.clear()
-        middle = np.mean(list(self.places.values()), axis=0)
-        total = self._total(proposal, middle)
+        now = {site: (self.places[site], self.gradients[site]) for site in self.places}
         if self.last is not None:
-            self.pairs.add(middle - self.last[0], self.last[1] - total)
-        self.last = middle, total
+            self._pair(self.last, now, proposal)
+        self.last = now
+
+    def _pair(self, before: Seen, now: Seen, proposal: Proposal) -> None:
+        """How the gradient changed along the way that sites went on average.
+
+        Sites that took turns went ways of different lengths; each one's change is scaled to the average way. Where they
+        differ as well, as with one class each, a plain sum would mix up whose curvature it is.
+        """
+        ways = {site: now[site][0] - before[site][0] for site in now}
+        way = np.mean(list(ways.values()), axis=0)
+        change = Naturals.of(proposal.prior, 1).precision[0] * way
+        for site, own in ways.items():
+            length = _dot(own, own)
+            share = _dot(way, own) / length if length > 0 else 0.0
+            change = change + way.dtype.type(share) * (before[site][1] - now[site][1])
+        self.pairs.add(way, change)
 
     def _total(self, proposal: Proposal, location: np.ndarray) -> np.ndarray:
         """The gradient of the global free energy by the locations, from what every site sent last."""

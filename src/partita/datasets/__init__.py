@@ -10,23 +10,30 @@ import numpy as np
 
 from partita.checks import check_count, check_positive, is_number
 from partita.datasets.mnist import Split, read_mnist
+from partita.datasets.streams import read_banana, read_wam, simulated_arm
 from partita.errors import InputError
 
-WITH_SPLIT = ("mnist",)
-NAMES = ("breast-cancer", "diabetes", "digits", *WITH_SPLIT, "wine")
+WITH_SPLIT = ("mnist", "banana", "barrett-wam")
+NAMES = ("breast-cancer", "diabetes", "digits", "simulated-arm", "wine", *WITH_SPLIT)
 How = Literal["iid", "by-label", "whole-labels", "dirichlet"]
 
 
 def load(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """A public data set as (X, y): one of scikit-learn's embedded ones, as it is published, or "mnist".
+    """A public data set as (X, y): one of scikit-learn's embedded ones, as it is published, or one from files.
+
+    "simulated-arm" is made here: a planar arm with two links, and the torques that move it. "banana" and "barrett-wam"
+    are read from files banana/ and barrett_wam.mat, training part first.
 
     MNIST has 70,000 rows of 784 pixels, float32 from 0 to 1, and labels from 0 to 9. The first 60,000 rows are the
     published training part. The file mnist.npz is looked for in `folder`, then in the folder that the environment
     variable PARTITA_DATA names, then in the user's cache, where it is downloaded to if it is in none of them.
     """
-    if name == "mnist":
-        (X, y), (X_test, y_test) = read_mnist(folder)
-        return _unit(np.concatenate([X, X_test])), np.concatenate([y, y_test])
+    _check_name(name)
+    if name == "simulated-arm":
+        return simulated_arm()
+    if name in WITH_SPLIT:
+        (X, y), (X_test, y_test) = load_split(name, folder)
+        return np.concatenate([X, X_test]), np.concatenate([y, y_test])
     from sklearn import datasets
 
     loaders = {
@@ -35,7 +42,6 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> tuple[np.nd
         "digits": datasets.load_digits,
         "wine": datasets.load_wine,
     }
-    _check_name(name)
     return loaders[name](return_X_y=True)
 
 
@@ -44,6 +50,10 @@ def load_split(name: str, folder: str | os.PathLike[str] | None = None) -> Split
     _check_name(name)
     if name not in WITH_SPLIT:
         raise InputError(f"data set {name!r} has no published split: use train_test(load({name!r}))")
+    if name == "banana":
+        return read_banana(folder)
+    if name == "barrett-wam":
+        return read_wam(folder)
     (X, y), (X_test, y_test) = read_mnist(folder)
     return (_unit(X), y), (_unit(X_test), y_test)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from partita.datasets.places import cache, found
 from partita.errors import InputError
 
 FILE = "mnist.npz"
@@ -41,12 +42,11 @@ def read_mnist(folder: str | os.PathLike[str] | None = None) -> Split:
 
 
 def _find(folder: str | os.PathLike[str] | None) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "partita" / "data"
-    for place in (folder, os.environ.get("PARTITA_DATA"), cache):
-        if place and os.path.exists(path := Path(place) / FILE):
-            return path
-    _download(cache / FILE)
-    return cache / FILE
+    path = found(FILE, folder)
+    if path is None:
+        path = cache() / FILE
+        _download(path)
+    return path
 
 
 def _download(target: Path) -> None:

@@ -30,6 +30,9 @@ LABELS = {
     "accepted": "accepted share",
     "staleness": "staleness of updates",
     "change": "KL from before",
+    "nlpd": "test NLPD",
+    "coverage": "share in 95 % intervals",
+    "points": "pseudo-points",
 }
 
 

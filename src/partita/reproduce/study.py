@@ -142,6 +142,16 @@ class Images:
         return Network([self.train[0].shape[1], *hidden, int(self.train[1].max()) + 1], **settings)
 
 
+def flops() -> float:
+    """Floating-point operations per second of products of matrices of doubles, as large as those of sparse GPs."""
+    A = np.ones((500, 500))
+    A @ A
+    began = time.perf_counter()
+    for _ in range(10):
+        A @ A
+    return 10 * 2 * 500**3 / (time.perf_counter() - began)
+
+
 def speed_of(model: Network) -> float:
     """Rows per second that one-message passes take here: a few passes over random rows."""
     import jax
@@ -188,7 +198,7 @@ def summary(
         for name in names:
             values = [row[name] for row in last if row.get(name) is not None]
             line[name] = spread(values, 100 if name == "error" else 1)
-        line["messages"], line["bytes"] = last[0]["messages"], last[0]["bytes"]
+        line |= {name: last[0][name] for name in ("messages", "bytes", "points") if isinstance(last[0].get(name), int)}
         line["seconds"] = float(np.mean([row["seconds"] for row in last]))
         if reach is not None:
             counts = messages_to(rows, setting, method, reach)

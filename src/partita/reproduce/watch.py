@@ -1,8 +1,9 @@
 """How a study is shown: a progress bar, or JSON lines."""
 
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-from partita.reproduce.study import KEYS, Cell, Watch
+from partita.reproduce.study import Cell, Watch
 from partita.telemetry import Row, to_json
 
 
@@ -13,10 +14,10 @@ def duration(seconds: float) -> str:
 
 
 class Lines(Watch):
-    """One JSON object per row, with the same keys in every experiment."""
+    """One JSON object per row, all with the same keys."""
 
-    def __init__(self, stream: TextIO):
-        self.stream = stream
+    def __init__(self, stream: TextIO, keys: Sequence[str]):
+        self.stream, self.keys = stream, keys
 
     def _write(self, row: Row) -> None:
         self.stream.write(to_json(row) + "\n")
@@ -26,7 +27,7 @@ class Lines(Watch):
         self._write({"event": "plan", "runs": cells, "finished": finished, "seconds": round(seconds)})
 
     def row(self, cell: Cell, row: Row) -> None:
-        self._write({key: row.get(key) for key in KEYS})
+        self._write({key: row.get(key) for key in self.keys})
 
 
 class Bar(Watch):
@@ -63,7 +64,8 @@ class Bar(Watch):
         self._begun += 1
 
     def row(self, cell: Cell, row: Row) -> None:
-        self._bar.update(self._task, note=f"round {row['round']:.0f}: error {100 * row['error']:.2f} %")
+        found = f"error {100 * row['error']:.2f} %" if "error" in row else f"SMSE {row['smse']:.3f}"
+        self._bar.update(self._task, note=f"round {row['round']:.0f}: {found}")
 
     def __exit__(self, *_: object) -> None:
         self._bar.update(self._task, completed=self._begun)

@@ -1,0 +1,426 @@
+"""The scikit-learn face: Gaussian processes that follow a stream."""
+
+import os
+from typing import Any, Literal, Self
+
+import numpy as np
+from scipy.special import ndtri
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from partita._version import __version__
+from partita.checks import check_count
+from partita.errors import InputError, RunMismatch
+from partita.gp import kernels, likelihoods
+from partita.gp.sparse import Factor, SparseGP
+from partita.gp.stream import Affine, Hyper, Learning, Stream
+from partita.runtime import precision
+from partita.storage import read_arrays, write_arrays
+from partita.telemetry import plain
+
+# Draws of the hyperparameters that predictions average over.
+DRAWS = 16
+
+
+class Moments:
+    """Running means and variances of columns, over all rows so far (Chan, Golub and LeVeque, 1983)."""
+
+    def __init__(self, count: float = 0.0, mean: Any = 0.0, total: Any = 0.0):
+        self.count, self.mean, self.total = count, mean, total
+
+    def with_rows(self, rows: np.ndarray) -> "Moments":
+        count = self.count + len(rows)
+        delta = rows.mean(axis=0) - self.mean
+        mean = self.mean + delta * len(rows) / count
+        total = self.total + ((rows - rows.mean(axis=0)) ** 2).sum(axis=0)
+        return Moments(count, mean, total + delta**2 * self.count * len(rows) / count)
+
+    @property
+    def affine(self) -> Affine:
+        """Columns that do not vary are left in their own units."""
+        scale = np.sqrt(np.asarray(self.total) / max(self.count, 1))
+        size = np.maximum(np.abs(self.mean), 1)
+        return Affine(np.asarray(self.mean, float), np.where(scale > 1e-12 * size, scale, 1.0))
+
+
+class _StreamingGP(BaseEstimator):
+    """What regression and classification share."""
+
+    stream_: Stream
+    inputs_: Moments
+    targets_: Moments
+    _single: bool
+    _default_likelihood: str
+
+    def __init__(
+        self,
+        kernel: kernels.Kernel | None = None,
+        *,
+        likelihood: Any = None,
+        points_per_batch: int = 10,
+        pseudo_points: Literal["private", "shared"] = "private",
+        hyperparameters: Literal["variational", "ml", "fixed"] = "variational",
+        max_points: int | None = None,
+        variance_threshold: float = 0.0,
+        selection: Literal["variance", "k-means"] = "variance",
+        move_points: bool = True,
+        steps: int = 60,
+        learning_rate: float = 0.05,
+        samples: int = 2,
+        batch_size: int = 500,
+        standardise: bool = True,
+        keep_factors: bool = False,
+        random_state: int = 0,
+    ):
+        self.kernel = kernel
+        self.likelihood = likelihood
+        self.points_per_batch = points_per_batch
+        self.pseudo_points = pseudo_points
+        self.hyperparameters = hyperparameters
+        self.max_points = max_points
+        self.variance_threshold = variance_threshold
+        self.selection = selection
+        self.move_points = move_points
+        self.steps = steps
+        self.learning_rate = learning_rate
+        self.samples = samples
+        self.batch_size = batch_size
+        self.standardise = standardise
+        self.keep_factors = keep_factors
+        self.random_state = random_state
+
+    def _gp(self) -> SparseGP:
+        kernel = kernels.SquaredExponential() if self.kernel is None else self.kernel
+        if not isinstance(kernel, kernels.Kernel):
+            raise InputError(f"kernel: expected a kernel such as pt.gp.kernels.Matern32(), got {kernel!r}")
+        return SparseGP(kernel, likelihoods.named(self.likelihood or self._default_likelihood))
+
+    def _learning(self) -> Learning:
+        return Learning(
+            hyperparameters=self.hyperparameters,
+            pseudo_points=self.pseudo_points,
+            points_per_batch=self.points_per_batch,
+            max_points=self.max_points,
+            variance_threshold=self.variance_threshold,
+            selection=self.selection,
+            moves=self.move_points and self.hyperparameters != "fixed",
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            samples=self.samples,
+        )
+
+    def _reset(self) -> None:
+        for name in ("stream_", "inputs_", "targets_", "classes_", "n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+
+    @property
+    def _standardises_targets(self) -> bool:
+        return self.standardise and isinstance(self._gp().likelihood, likelihoods.Normal | likelihoods.StudentT)
+
+    def _absorb(self, X: np.ndarray, y: np.ndarray) -> None:
+        """X [rows, features], y [rows, outputs], in their own units."""
+        gp, learning = self._gp(), self._learning()
+        gp.likelihood.check(y)
+        inputs = self.inputs_.with_rows(X) if hasattr(self, "stream_") else Moments().with_rows(X)
+        targets = self.targets_.with_rows(y) if hasattr(self, "stream_") else Moments().with_rows(y)
+        if hasattr(self, "stream_"):
+            stream = self.stream_
+            if self.standardise:
+                units = (self._units(self.targets_), self._units(targets)) if self._standardises_targets else None
+                stream = stream.rescaled(self.inputs_.affine, inputs.affine, units)
+        else:
+            seed = 0 if self.random_state is None else int(self.random_state)
+            stream = Stream.begin(gp, learning, X.shape[1], y.shape[1], seed, self.keep_factors)
+        scaled = stream.absorb(self._scaled_inputs(X, inputs), self._scaled_targets(y, targets))
+        self.inputs_, self.targets_, self.stream_ = inputs, targets, scaled
+
+    def _units(self, targets: Moments) -> Affine:
+        """Of all targets alike, where they share a likelihood: the largest scale, and each one's mean."""
+        affine = targets.affine
+        return Affine(affine.mean, np.full_like(affine.scale, affine.scale.max()))
+
+    def _scaled_inputs(self, X: np.ndarray, inputs: Moments) -> np.ndarray:
+        return (X - inputs.affine.mean) / inputs.affine.scale if self.standardise else X
+
+    def _scaled_targets(self, y: np.ndarray, targets: Moments) -> np.ndarray:
+        if not self._standardises_targets:
+            return y.T
+        units = self._units(targets)
+        return ((y - units.mean) / units.scale).T
+
+    def _latent(self, X: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        check_is_fitted(self, "stream_")
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return self.stream_.latent(self._scaled_inputs(X, self.inputs_), DRAWS)
+
+    def _responses(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of y [outputs, rows], averaged over draws of the hyperparameters; standardised."""
+        m, v, drawn = self._latent(X)
+        gp = self._gp()
+        with precision(np.float64):
+            each = [
+                gp.likelihood.response(gp.split({name: a[s] for name, a in drawn.items()})[1], m[s], v[s])
+                for s in range(len(m))
+            ]
+        means, variances = (np.stack([np.asarray(pair[i]) for pair in each]) for i in (0, 1))
+        mean = means.mean(axis=0)
+        return mean, variances.mean(axis=0) + means.var(axis=0)
+
+    @property
+    def log_evidence_(self) -> float:
+        """A lower bound of log p(y_1) + log p(y_2 | y_1) + …, in the units that targets had; unknown after `forget`."""
+        check_is_fitted(self, "stream_")
+        return self.stream_.log_evidence
+
+    @property
+    def pseudo_points_(self) -> np.ndarray:
+        """Where the pseudo-points are, in the units of the inputs."""
+        check_is_fitted(self, "stream_")
+        points = self.stream_.points
+        return points * self.inputs_.affine.scale + self.inputs_.affine.mean if self.standardise else points
+
+    @property
+    def hyperparameters_(self) -> dict[str, np.ndarray]:
+        """Medians of what is believed of them, for standardised inputs and targets."""
+        check_is_fitted(self, "stream_")
+        return self.stream_.params
+
+    def hyperparameter_intervals(self, level: float = 0.95) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Between which values each hyperparameter is believed to be."""
+        check_is_fitted(self, "stream_")
+        hyper, z = self.stream_.hyper, ndtri(0.5 + level / 2)
+        return {
+            name: (
+                np.exp(hyper.location[name] - z * hyper.scale[name]),
+                np.exp(hyper.location[name] + z * hyper.scale[name]),
+            )
+            for name in hyper.location
+        }
+
+    def forget(self, batch: int) -> Self:
+        """Divide a batch's factor out; what it taught about hyperparameters and scales stays. Needs `keep_factors`."""
+        check_is_fitted(self, "stream_")
+        self.stream_ = self.stream_.without(batch)
+        return self
+
+    def revisit(self, batch: int, X: Any, y: Any) -> Self:
+        """Compute a batch's factor again from its data, with the points and hyperparameters of today.
+
+        Needs `keep_factors`.
+        """
+        check_is_fitted(self, "stream_")
+        X, y = self._checked(X, y, first=False)
+        self.stream_ = self.stream_.refined(
+            batch, self._scaled_inputs(X, self.inputs_), self._scaled_targets(y, self.targets_)
+        )
+        return self
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Begin anew, with rows in batches of `batch_size`, in the order in which they are."""
+        check_count(batch_size=self.batch_size)
+        self._reset()
+        X, y = self._checked(X, y, first=True)
+        for start in range(0, len(X), self.batch_size):
+            self._absorb(X[start : start + self.batch_size], y[start : start + self.batch_size])
+        return self
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one file, complete or not at all; `load` reads it. Factors of single batches are not kept."""
+        check_is_fitted(self, "stream_")
+        settings = {**self.get_params(), "kernel": self._gp().kernel, "likelihood": self._gp().likelihood}
+        settings["kernel"] = kernels.to_settings(settings["kernel"])
+        settings["likelihood"] = likelihoods.to_settings(settings["likelihood"])
+        stream = self.stream_
+        arrays = {f"factor.{name}": np.asarray(a) for name, a in stream.factor._asdict().items()}
+        for name, part in stream.hyper._asdict().items():
+            arrays |= {f"hyper.{name}.{key}": np.asarray(value) for key, value in part.items()}
+        for name in ("inputs_", "targets_"):
+            moments = getattr(self, name)
+            arrays |= {f"{name}.mean": np.asarray(moments.mean), f"{name}.total": np.asarray(moments.total)}
+        if hasattr(self, "classes_"):
+            arrays["classes_"] = np.asarray(self.classes_)
+        about = {
+            "version": __version__,
+            "estimator": type(self).__name__,
+            "settings": settings,
+            "count": self.inputs_.count,
+            "batches": stream.batches,
+            "jitter": stream.jitter,
+            "log_evidence": None if np.isnan(stream.log_evidence) else stream.log_evidence,
+            "names": getattr(self, "feature_names_in_", np.array([])).tolist(),
+            "single": getattr(self, "_single", True),
+        }
+        write_arrays(path, arrays, plain(about))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """What `save` wrote: it predicts, and learns on."""
+        arrays, about = read_arrays(path)
+        if about.get("estimator") != cls.__name__:
+            raise RunMismatch(f"{path}: holds a {about.get('estimator', 'result')}, not a {cls.__name__}")
+        settings = dict(about["settings"])
+        settings["kernel"] = kernels.from_settings(settings["kernel"])
+        settings["likelihood"] = likelihoods.from_settings(settings["likelihood"])
+        loaded = cls(**{**settings, "keep_factors": False})
+        parts = {
+            name: {key.split(".", 2)[2]: value for key, value in arrays.items() if key.startswith(f"hyper.{name}.")}
+            for name in Hyper._fields
+        }
+        loaded.stream_ = Stream(
+            loaded._gp(),
+            loaded._learning(),
+            Hyper(**parts),
+            Factor(**{name: arrays[f"factor.{name}"] for name in Factor._fields}),
+            log_evidence=np.nan if about["log_evidence"] is None else about["log_evidence"],
+            jitter=about["jitter"],
+            batches=about["batches"],
+            seed=0 if loaded.random_state is None else int(loaded.random_state),
+        )
+        for name in ("inputs_", "targets_"):
+            setattr(loaded, name, Moments(about["count"], arrays[f"{name}.mean"], arrays[f"{name}.total"]))
+        if "classes_" in arrays:
+            loaded.classes_ = arrays["classes_"]
+        loaded.n_features_in_ = arrays["factor.points"].shape[1]
+        if about["names"]:
+            loaded.feature_names_in_ = np.array(about["names"], dtype=object)
+        loaded._single = about["single"]
+        return loaded
+
+
+class StreamingGPRegressor(RegressorMixin, _StreamingGP):
+    """Gaussian process regression on a stream: `partial_fit` takes a batch, and no old data are kept.
+
+    Inputs and targets are standardised by what has been seen so far. Several columns of y share the kernel and its
+    hyperparameters.
+
+    Args:
+        kernel: squared exponential with a lengthscale per feature, if not given; in units of standardised inputs.
+        likelihood: "gaussian", "student-t", "poisson", or one with starting values, such as `likelihoods.Normal(0.1)`.
+        points_per_batch: pseudo-points added with every batch.
+        pseudo_points: "private" leaves those of earlier batches where they are; "shared" moves all at every batch.
+        hyperparameters: "variational" keeps a distribution over them, "ml" the best point, "fixed" the given ones.
+        max_points: how many pseudo-points there may be; time and memory are bounded by it.
+        variance_threshold: add fewer points where rows are determined up to this share of the prior variance.
+        selection: of new points: "variance" (the rows that are determined least) or "k-means".
+        move_points: whether new points are then moved by gradient.
+        steps: of the optimiser, per batch.
+        learning_rate: of the optimiser.
+        samples: draws of the hyperparameters per step.
+        batch_size: of `fit`, which is a stream of the rows in their order.
+        standardise: whether the estimator scales inputs and targets.
+        keep_factors: keep every batch's own factor, for `forget` and `revisit`.
+        random_state: a whole number; the same one gives the same result.
+
+    >>> X = np.linspace(0, 1, 20)[:, None]
+    >>> model = StreamingGPRegressor(points_per_batch=5, steps=20).partial_fit(X[:10], np.sin(6 * X[:10, 0]))
+    >>> mean, std = model.partial_fit(X[10:], np.sin(6 * X[10:, 0])).predict(X, return_std=True)
+    >>> bool(np.abs(mean - np.sin(6 * X[:, 0])).max() < 0.2)
+    True
+    """
+
+    _default_likelihood = "gaussian"
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
+        X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True, y_numeric=True)
+        single = y.ndim == 1
+        if not first and single != self._single:
+            raise InputError("y: has another number of columns than before")
+        self._single = single
+        y = np.asarray(y, np.float64).reshape(len(y), -1)
+        if not first and y.shape[1] != self.stream_.factor.shift.shape[0]:
+            raise InputError(f"y: expected {self.stream_.factor.shift.shape[0]} columns, got {y.shape[1]}")
+        return X, y
+
+    def partial_fit(self, X: Any, y: Any) -> Self:
+        """One more batch: the posterior so far is its prior."""
+        X, y = self._checked(X, y, first=not hasattr(self, "stream_"))
+        self._absorb(X, y)
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The mean of new observations, and their standard deviation, noise included."""
+        mean, variance = self._responses(X)
+        if self._standardises_targets:
+            units = self._units(self.targets_)
+            mean, variance = mean * units.scale[:, None] + units.mean[:, None], variance * units.scale[:, None] ** 2
+        mean, std = mean.T, np.sqrt(variance).T
+        if self._single:
+            mean, std = mean[:, 0], std[:, 0]
+        return (mean, std) if return_std else mean
+
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> np.ndarray:
+        """Draws of new observations at all rows together: [rows, draws], or [rows, outputs, draws]."""
+        check_is_fitted(self, "stream_")
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        m, S, drawn = self.stream_.joint(self._scaled_inputs(X, self.inputs_), DRAWS)
+        generator, gp = np.random.default_rng(random_state), self._gp()
+        roots = [[_root(matrix) for matrix in part] for part in S]
+        out = np.empty((len(X), m.shape[1], n_samples))
+        with precision(np.float64):
+            for number in range(n_samples):
+                which = generator.integers(len(m))
+                params = gp.split({name: value[which] for name, value in drawn.items()})[1]
+                for output in range(m.shape[1]):
+                    root = roots[which][min(output, len(roots[which]) - 1)]
+                    f = m[which, output] + root @ generator.standard_normal(len(X))
+                    out[:, output, number] = gp.likelihood.draw(params, f, generator)
+        if self._standardises_targets:
+            units = self._units(self.targets_)
+            out = out * units.scale[:, None] + units.mean[:, None]
+        return out[:, 0] if self._single else out
+
+
+class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
+    """Gaussian process classification on a stream; arguments are those of `StreamingGPRegressor`.
+
+    The likelihood is "probit" or "logit". With more than two classes there is one function per class, against all
+    others, with one kernel; their probabilities are scaled to add up to one.
+    """
+
+    _default_likelihood = "probit"
+
+    def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        check_classification_targets(y)
+        if not isinstance(self._gp().likelihood, likelihoods.Bernoulli):
+            raise InputError(f'likelihood: expected "probit" or "logit", got {self.likelihood!r}')
+        if first:
+            self.classes_ = np.unique(y if classes is None else classes)
+            if len(self.classes_) < 2:
+                raise InputError("y: has only one class; with partial_fit, name all of them: classes=[...]")
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise InputError(f"y: the class {unknown.tolist()[0]!r} was not named before: {self.classes_.tolist()}")
+        if len(self.classes_) == 2:
+            return X, (y == self.classes_[1]).astype(float)[:, None]
+        return X, (y[:, None] == self.classes_).astype(float)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """One more batch; the first has to name all `classes`, unless it shows them."""
+        X, y = self._checked(X, y, first=not hasattr(self, "stream_"), classes=classes)
+        self._absorb(X, y)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of all classes, averaged over functions and hyperparameters."""
+        mean, _ = self._responses(X)
+        if len(self.classes_) == 2:
+            return np.stack([1 - mean[0], mean[0]], axis=1)
+        mean = np.maximum(mean.T, 1e-12)
+        return mean / mean.sum(axis=1, keepdims=True)
+
+    def predict(self, X: Any) -> np.ndarray:
+        check_is_fitted(self, "stream_")
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+
+def _root(matrix: np.ndarray) -> np.ndarray:
+    """A square root of a covariance that may be singular."""
+    values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
+    return vectors * np.sqrt(np.maximum(values, 0))

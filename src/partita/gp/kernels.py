@@ -1,0 +1,201 @@
+"""Covariance functions. A kernel is a description; its parameters are positive arrays by name, given at every call."""
+
+import dataclasses
+import math
+from abc import abstractmethod
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from partita.checks import check_positive
+from partita.errors import InputError
+from partita.runtime import Array
+
+Params = dict[str, Array]
+
+# Keeps the derivative of a distance finite where it is zero.
+TINY = 1e-36
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """k(x, x'). Kernels add and multiply: `Matern32() + White(0.01)`."""
+
+    @abstractmethod
+    def initial(self, features: int) -> dict[str, np.ndarray]:
+        """Starting values of all parameters, for inputs with so many features."""
+
+    @abstractmethod
+    def cross(self, params: Params, X: Array, Z: Array) -> Array:
+        """k between every row of X and every row of Z, as different inputs, even where they are equal."""
+
+    @abstractmethod
+    def diagonal(self, params: Params, X: Array) -> Array:
+        """k(x, x) of each row."""
+
+    def gram(self, params: Params, Z: Array) -> Array:
+        """k between all rows, each of which is itself."""
+        inside = self.cross(params, Z, Z)
+        own = jnp.arange(len(Z))
+        return inside.at[own, own].set(self.diagonal(params, Z))
+
+    def __add__(self, other: "Kernel") -> "Kernel":
+        return Sum(self, other)
+
+    def __mul__(self, other: "Kernel") -> "Kernel":
+        return Product(self, other)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stationary(Kernel):
+    """variance × shape(|x - x'| / lengthscale), with a lengthscale for every feature if `ard`.
+
+    `lengthscale=None` is the square root of the number of features: with standardised inputs, about the distance of
+    two rows.
+    """
+
+    variance: float = 1.0
+    lengthscale: float | tuple[float, ...] | None = None
+    ard: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(f"{type(self).__name__}: ", variance=self.variance)
+        for value in np.atleast_1d([] if self.lengthscale is None else self.lengthscale).tolist():
+            check_positive(f"{type(self).__name__}: ", lengthscale=value)
+
+    def initial(self, features: int) -> dict[str, np.ndarray]:
+        given = math.sqrt(features) if self.lengthscale is None else self.lengthscale
+        if np.ndim(given) and len(np.atleast_1d(given)) != features:
+            raise InputError(f"lengthscale: expected {features} of them, one per feature, got {np.size(given)}")
+        lengthscale = np.broadcast_to(np.asarray(given, float), (features,)) if self.ard or np.ndim(given) else given
+        return {"variance": np.asarray(self.variance, float), "lengthscale": np.array(lengthscale, float)}
+
+    def cross(self, params: Params, X: Array, Z: Array) -> Array:
+        X, Z = X / params["lengthscale"], Z / params["lengthscale"]
+        square = jnp.sum(X**2, axis=1)[:, None] + jnp.sum(Z**2, axis=1) - 2 * X @ Z.T
+        return params["variance"] * self.shape(jnp.maximum(square, 0))
+
+    def diagonal(self, params: Params, X: Array) -> Array:
+        return jnp.broadcast_to(params["variance"], X.shape[:1])
+
+    @abstractmethod
+    def shape(self, square: Array) -> Array:
+        """Of the squared distance; 1 at 0."""
+
+
+class SquaredExponential(Stationary):
+    """exp(-r² / 2): infinitely smooth."""
+
+    def shape(self, square: Array) -> Array:
+        return jnp.exp(-0.5 * square)
+
+
+class Matern12(Stationary):
+    """exp(-r): continuous, nowhere smooth."""
+
+    def shape(self, square: Array) -> Array:
+        return jnp.exp(-jnp.sqrt(square + TINY))
+
+
+class Matern32(Stationary):
+    """Once differentiable."""
+
+    def shape(self, square: Array) -> Array:
+        r = jnp.sqrt(3 * square + TINY)
+        return (1 + r) * jnp.exp(-r)
+
+
+class Matern52(Stationary):
+    """Twice differentiable."""
+
+    def shape(self, square: Array) -> Array:
+        r = jnp.sqrt(5 * square + TINY)
+        return (1 + r + r**2 / 3) * jnp.exp(-r)
+
+
+@dataclasses.dataclass(frozen=True)
+class White(Kernel):
+    """Noise that is part of the function: independent at every input."""
+
+    variance: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("White: ", variance=self.variance)
+
+    def initial(self, features: int) -> dict[str, np.ndarray]:
+        return {"variance": np.asarray(self.variance, float)}
+
+    def cross(self, params: Params, X: Array, Z: Array) -> Array:
+        return jnp.zeros((len(X), len(Z)), X.dtype)
+
+    def diagonal(self, params: Params, X: Array) -> Array:
+        return jnp.broadcast_to(params["variance"], X.shape[:1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(Kernel):
+    """Two kernels, whose parameters are told apart by "first." and "second."."""
+
+    first: Kernel
+    second: Kernel
+
+    def __post_init__(self) -> None:
+        for part in (self.first, self.second):
+            if not isinstance(part, Kernel):
+                raise InputError(f"kernel: expected a kernel, got {part!r}")
+
+    def initial(self, features: int) -> dict[str, np.ndarray]:
+        parts = {"first": self.first.initial(features), "second": self.second.initial(features)}
+        return {f"{side}.{name}": value for side, part in parts.items() for name, value in part.items()}
+
+    def cross(self, params: Params, X: Array, Z: Array) -> Array:
+        first, second = _sides(params)
+        return self.combined(self.first.cross(first, X, Z), self.second.cross(second, X, Z))
+
+    def diagonal(self, params: Params, X: Array) -> Array:
+        first, second = _sides(params)
+        return self.combined(self.first.diagonal(first, X), self.second.diagonal(second, X))
+
+    @abstractmethod
+    def combined(self, first: Array, second: Array) -> Array: ...
+
+
+class Sum(Pair):
+    def combined(self, first: Array, second: Array) -> Array:
+        return first + second
+
+
+class Product(Pair):
+    def combined(self, first: Array, second: Array) -> Array:
+        return first * second
+
+
+def _sides(params: Params) -> tuple[Params, Params]:
+    first, second = (
+        {name.removeprefix(f"{side}."): value for name, value in params.items() if name.startswith(f"{side}.")}
+        for side in ("first", "second")
+    )
+    return first, second
+
+
+KERNELS: dict[str, type[Kernel]] = {
+    kind.__name__: kind for kind in (SquaredExponential, Matern12, Matern32, Matern52, White, Sum, Product)
+}
+
+
+def to_settings(kernel: Kernel) -> dict[str, Any]:
+    """A kernel as plain values, to store."""
+    values = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
+    plain = {name: to_settings(value) if isinstance(value, Kernel) else value for name, value in values.items()}
+    return {"kernel": type(kernel).__name__, **plain}
+
+
+def from_settings(settings: dict[str, Any]) -> Kernel:
+    """The inverse of `to_settings`."""
+    values = dict(settings)
+    name = values.pop("kernel", None)
+    if name not in KERNELS:
+        raise InputError(f"kernel: {name!r} is not known: use one of {', '.join(KERNELS)}")
+    parts = {key: from_settings(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return KERNELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in parts.items()})

@@ -1,0 +1,207 @@
+"""p(y | f) of one latent value, with what a sparse GP needs of it: E[log p] under a Gaussian, and sites for it."""
+
+import math
+from abc import abstractmethod
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.checks import check_positive
+from partita.errors import InputError
+from partita.expectations import hermite
+from partita.runtime import Array
+
+LOG_2PI = math.log(2 * math.pi)
+POINTS = 40
+
+Params = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """log p(y | f); the rest follows by quadrature, unless it is known."""
+
+    # Whether a site of the right precision is all there is to it, so that nothing has to be iterated.
+    exact = False
+
+    def initial(self) -> dict[str, np.ndarray]:
+        """Starting values of its positive parameters: its own fields."""
+        return {field.name: np.asarray(getattr(self, field.name), float) for field in fields(self)}
+
+    def __post_init__(self) -> None:
+        check_positive(f"{type(self).__name__}: ", **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @abstractmethod
+    def log_prob(self, params: Params, f: Array, y: Array) -> Array: ...
+
+    def check(self, y: np.ndarray) -> None:
+        """Whether there can be such targets."""
+
+    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+        """E[log p(y | f)], f ~ N(m, v)."""
+        nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
+        f = m[..., None] + jnp.sqrt(v)[..., None] * nodes
+        return self.log_prob(params, f, y[..., None]) @ weights
+
+    def sites(self, params: Params, m: Array, v: Array, y: Array) -> tuple[Array, Array]:
+        """Of the Gaussian exp(g f - h f² / 2) that stands for p(y | f) around N(m, v): its gradient in the mean
+        parameters. Curvature that is not positive is left out.
+        """
+
+        def total(m: Array, v: Array) -> Array:
+            return jnp.sum(self.expected(params, m, v, y))
+
+        by_mean, by_variance = jax.grad(total, argnums=(0, 1))(m, v)
+        h = jnp.maximum(-2 * by_variance, 1e-10)
+        return by_mean + h * m, h
+
+    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+        """Mean and variance of y, given f ~ N(m, v)."""
+        nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
+        mean, variance = self.moments(params, m[..., None] + jnp.sqrt(v)[..., None] * nodes)
+        first = mean @ weights
+        return first, (variance + mean**2) @ weights - first**2
+
+    @abstractmethod
+    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+        """Mean and variance of y, given f."""
+
+    @abstractmethod
+    def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """y ~ p(y | f)."""
+
+
+@dataclass(frozen=True)
+class Normal(Likelihood):
+    """y = f + noise."""
+
+    noise: float = 0.3
+
+    exact = True
+
+    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+        return -0.5 * ((y - f) / params["noise"]) ** 2 - jnp.log(params["noise"]) - 0.5 * LOG_2PI
+
+    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+        return self.log_prob(params, m, y) - 0.5 * v / params["noise"] ** 2
+
+    def sites(self, params: Params, m: Array, v: Array, y: Array) -> tuple[Array, Array]:
+        h = jnp.broadcast_to(1 / params["noise"] ** 2, y.shape)
+        return y * h, h
+
+    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+        return m, v + params["noise"] ** 2
+
+    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+        return f, jnp.broadcast_to(params["noise"] ** 2, f.shape)
+
+    def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return f + float(params["noise"]) * generator.standard_normal(f.shape)
+
+
+@dataclass(frozen=True)
+class Bernoulli(Likelihood):
+    """Labels 0 and 1, of probability link(f)."""
+
+    def check(self, y: np.ndarray) -> None:
+        if not np.all((y == 0) | (y == 1)):
+            raise InputError("y: expected labels 0 and 1")
+
+    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+        p = jnp.exp(self.log_prob(params, f, jnp.ones_like(f)))
+        return p, p * (1 - p)
+
+    def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return (generator.random(f.shape) < np.asarray(self.moments(params, f)[0])).astype(float)
+
+
+class Probit(Bernoulli):
+    """p(y = 1 | f) = Φ(f)."""
+
+    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+        return jax.scipy.special.log_ndtr((2 * y - 1) * f)
+
+
+class Logit(Bernoulli):
+    """p(y = 1 | f) = 1 / (1 + exp(-f))."""
+
+    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+        return y * f - jax.nn.softplus(f)
+
+
+@dataclass(frozen=True)
+class Poisson(Likelihood):
+    """Counts of rate exp(f)."""
+
+    def check(self, y: np.ndarray) -> None:
+        if not np.all((y >= 0) & (y == np.floor(y))):
+            raise InputError("y: expected counts: whole numbers of at least 0")
+
+    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+        return y * f - jnp.exp(f) - jax.lax.lgamma(y + 1)
+
+    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+        return y * m - jnp.exp(m + 0.5 * v) - jax.lax.lgamma(y + 1)
+
+    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+        rate = jnp.exp(m + 0.5 * v)
+        return rate, rate + rate**2 * jnp.expm1(v)
+
+    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+        return jnp.exp(f), jnp.exp(f)
+
+    def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return generator.poisson(np.exp(f)).astype(float)
+
+
+@dataclass(frozen=True)
+class StudentT(Likelihood):
+    """y = f + noise with heavy tails."""
+
+    noise: float = 0.3
+    freedom: float = 4.0
+
+    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+        nu, scale = params["freedom"], params["noise"]
+        constant = jax.lax.lgamma((nu + 1) / 2) - jax.lax.lgamma(nu / 2) - 0.5 * jnp.log(nu * jnp.pi) - jnp.log(scale)
+        return constant - (nu + 1) / 2 * jnp.log1p(((y - f) / scale) ** 2 / nu)
+
+    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+        nu = params["freedom"]
+        return f, jnp.broadcast_to(jnp.where(nu > 2, params["noise"] ** 2 * nu / (nu - 2), jnp.inf), f.shape)
+
+    def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return f + float(params["noise"]) * generator.standard_t(float(params["freedom"]), f.shape)
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "gaussian": Normal,
+    "probit": Probit,
+    "logit": Logit,
+    "poisson": Poisson,
+    "student-t": StudentT,
+}
+
+
+def named(likelihood: Any) -> Likelihood:
+    """From a name, or a likelihood itself."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    if likelihood not in LIKELIHOODS:
+        raise InputError(f"likelihood: expected one of {', '.join(LIKELIHOODS)}, got {likelihood!r}")
+    return LIKELIHOODS[likelihood]()
+
+
+def to_settings(likelihood: Likelihood) -> dict[str, Any]:
+    """A likelihood as plain values, to store."""
+    (name,) = (name for name, kind in LIKELIHOODS.items() if type(likelihood) is kind)
+    return {"likelihood": name, **asdict(likelihood)}
+
+
+def from_settings(settings: dict[str, Any]) -> Likelihood:
+    """The inverse of `to_settings`."""
+    values = dict(settings)
+    return LIKELIHOODS[values.pop("likelihood")](**values)

@@ -1,0 +1,267 @@
+"""One step of a stream of sparse Gaussian processes: an old factor, a new batch, new points → free energy, new factor.
+
+The approximate likelihood of all that was seen is a Gaussian factor t over function values at pseudo-inputs, so that
+the posterior is p(f | ε) t(f(Z)), for any hyperparameters ε. A new batch is absorbed at points Z' (Bui, Nguyen and
+Turner, 2017): both the old factor and the new likelihood are averaged over p(f | f(Z'), ε), which makes them Gaussian
+factors over f(Z') and costs the traces of what Z' does not determine. Where Z' holds all old points, the old factor
+costs nothing.
+
+Everything is whitened: f(Z') = L v with L Lᵀ = K and v ~ N(0, I). Points are padded to a capacity, with a mask; absent
+ones are independent of everything.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from partita.gp.kernels import Kernel, Params
+from partita.gp.likelihoods import Likelihood
+from partita.runtime import Array
+
+
+class Factor(NamedTuple):
+    """exp(shiftᵀ u - uᵀ precision u / 2), u = f(points), for each output; one precision is shared by all of them."""
+
+    points: Array  # [capacity, features]
+    present: Array  # [capacity], 1 or 0
+    shift: Array  # [outputs, capacity]
+    precision: Array  # [outputs or 1, capacity, capacity]
+
+
+class Batch(NamedTuple):
+    """Rows; those of weight zero are padding."""
+
+    X: Array  # [rows, features]
+    y: Array  # [outputs, rows]
+    weights: Array  # [rows]
+
+
+class Sites(NamedTuple):
+    """exp(g f - h f² / 2) for every row: what stands for its likelihood."""
+
+    shift: Array  # [outputs, rows]
+    precision: Array  # [outputs or 1, rows]
+
+
+class Whitened(NamedTuple):
+    """A posterior over v, for each output: precision B = L_B L_Bᵀ, and L_B⁻¹ of its shift."""
+
+    L: Array
+    L_B: Array
+    half: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseGP:
+    """A kernel and a likelihood, with functions of their parameters."""
+
+    kernel: Kernel
+    likelihood: Likelihood
+
+    def split(self, params: Params) -> tuple[Params, Params]:
+        """Parameters of the kernel, and of the likelihood."""
+        kernel = {name[7:]: value for name, value in params.items() if name.startswith("kernel.")}
+        return kernel, {name[11:]: value for name, value in params.items() if name.startswith("likelihood.")}
+
+    def initial(self, features: int) -> dict[str, Any]:
+        kernel, likelihood = self.kernel.initial(features), self.likelihood.initial()
+        return {
+            **{f"kernel.{name}": value for name, value in kernel.items()},
+            **{f"likelihood.{name}": value for name, value in likelihood.items()},
+        }
+
+    def cholesky(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
+        """L Lᵀ = K, with the identity where points are absent."""
+        K = self.kernel.gram(self.split(params)[0], points)
+        scale = jnp.sum(jnp.diag(K) * present) / jnp.maximum(jnp.sum(present), 1)
+        K = K * (present[:, None] * present)
+        return jnp.linalg.cholesky(K + jnp.diag(1 - present + jitter * scale * present))
+
+    def projected(self, params: Params, L: Array, points: Array, present: Array, X: Array) -> tuple[Array, Array]:
+        """V with E[f(X) | v] = Vᵀ v, and the variance of f(X) that is left."""
+        kernel = self.split(params)[0]
+        V = solve_triangular(L, present[:, None] * self.kernel.cross(kernel, points, X), lower=True)
+        return V, jnp.maximum(self.kernel.diagonal(kernel, X) - jnp.sum(V**2, axis=0), 0)
+
+    def carried(
+        self, params: Params, L: Array, points: Array, present: Array, old: Factor, keeps: bool
+    ) -> tuple[Array, Array, Array]:
+        """The old factor over v, as precision and shift, and what it costs that the points may not determine it.
+
+        With `keeps`, the old points are the first of the new ones, and nothing is lost.
+        """
+        if keeps:
+            V = L.T[:, : len(old.present)] * old.present
+            lost = jnp.zeros((), L.dtype)
+        else:
+            kernel = self.split(params)[0]
+            cross = present[:, None] * self.kernel.cross(kernel, points, old.points) * old.present
+            V = solve_triangular(L, cross, lower=True)
+            left = self.kernel.gram(kernel, old.points) * (old.present[:, None] * old.present) - V.T @ V
+            lost = -0.5 * jnp.sum(old.precision * left) * (len(old.shift) / len(old.precision))
+        return V @ old.precision @ V.T, old.shift @ V.T, lost
+
+    def old_evidence(self, params: Params, old: Factor, jitter: Array) -> Array:
+        """log ∫ p(u | ε) t(u) du of the old factor alone."""
+        L = self.cholesky(params, old.points, old.present, jitter)
+        return log_partition(*solved(L.T @ old.precision @ L, old.shift @ L))
+
+    def free_energy(
+        self,
+        params: Params,
+        points: Array,
+        present: Array,
+        old: Factor,
+        batch: Batch,
+        sites: Sites,
+        jitter: Array,
+        keeps: bool,
+    ) -> tuple[Array, Array, Sites]:
+        """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df; the same without the batch, exactly; better sites.
+
+        Sites are what the bound is evaluated with. Where the likelihood is Gaussian the best are known at once.
+        """
+        L = self.cholesky(params, points, present, jitter)
+        V, left = self.projected(params, L, points, present, batch.X)
+        precision, shift, lost = self.carried(params, L, points, present, old, keeps)
+        before = log_partition(*solved(precision, shift)) if keeps else self.old_evidence(params, old, jitter)
+        likelihood = self.split(params)[1]
+        if self.likelihood.exact:
+            g, h = self.likelihood.sites(likelihood, jnp.zeros_like(batch.y), left, batch.y)
+            sites = Sites(g * batch.weights, h[:1] * batch.weights)
+        L_B, half = solved(precision + weighted(V, sites.precision), shift + sites.shift @ V.T)
+        total = log_partition(L_B, half) + lost
+        if self.likelihood.exact:
+            m, v = jnp.zeros_like(batch.y), left
+        else:
+            m, explained = moments(L_B, half, V)
+            v = explained + left
+            total -= jnp.sum(sites.shift * m - 0.5 * sites.precision * (m**2 + explained))
+        expected = self.likelihood.expected(likelihood, m, jnp.broadcast_to(v, m.shape), batch.y)
+        total += jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0))
+        if not self.likelihood.exact:
+            g, h = self.likelihood.sites(likelihood, m, jnp.broadcast_to(v, m.shape), batch.y)
+            sites = jax.lax.stop_gradient(Sites(g * batch.weights, h * batch.weights))
+        return total, before, sites
+
+    def first_sites(self, params: Params, batch: Batch) -> Sites:
+        """Where refinements of sites start: around the prior."""
+        kernel, likelihood = self.split(params)
+        m = jnp.zeros_like(batch.y)
+        v = jnp.broadcast_to(self.kernel.diagonal(kernel, batch.X), m.shape)
+        g, h = self.likelihood.sites(likelihood, m, v, batch.y)
+        rows = 1 if self.likelihood.exact else len(batch.y)
+        return Sites(g * batch.weights, h[:rows] * batch.weights)
+
+    def absorbed(
+        self,
+        params: Params,
+        points: Array,
+        present: Array,
+        old: Factor,
+        batch: Batch,
+        sites: Sites,
+        jitter: Array,
+        keeps: bool,
+    ) -> tuple[Factor, Factor]:
+        """The new factor over f(points), and the part of it that is the batch's own."""
+        L = self.cholesky(params, points, present, jitter)
+        V, _ = self.projected(params, L, points, present, batch.X)
+        A = solve_triangular(L, V, lower=True, trans="T")
+        own = Factor(points, present, sites.shift @ A.T, weighted(A, sites.precision))
+        if keeps:
+            extra = len(present) - len(old.present)
+            shift = jnp.pad(old.shift, ((0, 0), (0, extra)))
+            precision = jnp.pad(old.precision, ((0, 0), (0, extra), (0, extra)))
+        else:
+            precision, shift, _ = self.carried(params, L, points, present, old, keeps)
+            back = solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True)
+            precision, shift = back.T @ precision @ back, shift @ back
+        return Factor(points, present, shift + own.shift, precision + own.precision), own
+
+    def posterior(self, params: Params, factor: Factor, jitter: Array) -> Whitened:
+        """p(u | ε) t(u), normalised."""
+        L = self.cholesky(params, factor.points, factor.present, jitter)
+        return Whitened(L, *solved(L.T @ factor.precision @ L, factor.shift @ L))
+
+    def predicted(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
+        """Mean [outputs, rows] and variance [outputs or 1, rows] of f(X)."""
+        q = self.posterior(params, factor, jitter)
+        V, left = self.projected(params, q.L, factor.points, factor.present, X)
+        m, v = moments(q.L_B, q.half, V)
+        return m, v + left
+
+    def predicted_jointly(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
+        """Mean [outputs, rows] and covariance [outputs or 1, rows, rows] of f(X)."""
+        q = self.posterior(params, factor, jitter)
+        V, _ = self.projected(params, q.L, factor.points, factor.present, X)
+        whole = for_each(lambda part: solve_triangular(part, V, lower=True), q.L_B)
+        m, _ = moments(q.L_B, q.half, V)
+        left = self.kernel.gram(self.split(params)[0], X) - V.T @ V
+        return m, for_each(lambda W: W.T @ W, whole) + left
+
+
+def for_each(function: Callable[[Any], Any], parts: Any) -> Any:
+    """One after the other, because batched factorisations are slow on few cores; without a loop where there is one."""
+    if len(jax.tree.leaves(parts)[0]) == 1:
+        return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[0], parts)))
+    return jax.lax.map(function, parts)
+
+
+def weighted(V: Array, precision: Array) -> Array:
+    """V diag(precision) Vᵀ for each output."""
+    return for_each(lambda h: (V * h) @ V.T, precision)
+
+
+def solved(precision: Array, shift: Array) -> tuple[Array, Array]:
+    """The factors of I + precision, and what solves its half of the equations."""
+    eye = jnp.eye(precision.shape[-1], dtype=precision.dtype)
+    L_B = for_each(lambda part: jnp.linalg.cholesky(eye + part), precision)
+    if len(L_B) == 1:
+        return L_B, solve_triangular(L_B[0], shift.T, lower=True).T
+    return L_B, for_each(lambda pair: solve_triangular(pair[0], pair[1], lower=True), (L_B, shift))
+
+
+def log_partition(L_B: Array, half: Array) -> Array:
+    """log ∫ N(v; 0, I) t(v) dv, summed over outputs."""
+    logs = jnp.sum(jnp.log(jnp.diagonal(L_B, axis1=1, axis2=2)))
+    return 0.5 * jnp.sum(half**2) - logs * (len(half) / len(L_B))
+
+
+def moments(L_B: Array, half: Array, V: Array) -> tuple[Array, Array]:
+    """Mean [outputs, rows] and variance [outputs or 1, rows] of Vᵀ v."""
+    whole = for_each(lambda part: solve_triangular(part, V, lower=True), L_B)
+    m = half @ whole[0] if len(L_B) == 1 else jnp.einsum("oc,ocn->on", half, whole)
+    return m, jnp.sum(whole**2, axis=1)
+
+
+@eqx.filter_jit
+def greedy(
+    gp: SparseGP, params: Params, points: Array, present: Array, X: Array, allowed: Array, jitter: Array, count: int
+):
+    """Rows of X, each the one that all points so far determine least; and how little they did, as a variance.
+
+    The pivots of a Cholesky factorisation (Fine and Scheinberg, 2001).
+    """
+    kernel = gp.split(params)[0]
+    L = gp.cholesky(params, points, present, jitter)
+    V, left = gp.projected(params, L, points, present, X)
+    left = jnp.where(allowed > 0, left, -jnp.inf)
+
+    def pick(carry, number):
+        left, rows = carry
+        best = jnp.argmax(left)
+        value = left[best]
+        known = V.T @ V[:, best] + rows.T @ rows[:, best]
+        row = (gp.kernel.cross(kernel, X, X[best][None])[:, 0] - known) / jnp.sqrt(jnp.maximum(value, 1e-12))
+        left = jnp.where(jnp.arange(len(left)) == best, -jnp.inf, left - row**2)
+        return (left, rows.at[number].set(row)), (best, value)
+
+    rows = jnp.zeros((count, len(X)), X.dtype)
+    _, (chosen, values) = jax.lax.scan(pick, (left, rows), jnp.arange(count))
+    return chosen, values

@@ -1,0 +1,460 @@
+"""A Gaussian process that learns from a stream: batch after batch, with beliefs about its hyperparameters."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from partita.checks import check_count, check_not_negative, check_positive
+from partita.errors import ImproperDensity, InputError
+from partita.families import Gaussian
+from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Whitened, for_each, greedy
+from partita.ledger import Ledger, Update
+from partita.runtime import Array, on_host, precision
+from partita.shards import rounded
+
+# Of a capacity, and of a padded batch.
+SMALLEST = 32
+# Standard deviation of the prior of every log hyperparameter.
+PRIOR_SCALE = 1.0
+# The first jitter, relative to the mean of the diagonal, and the largest before giving up.
+JITTER = 1e-9
+MOST_JITTER = 1e-3
+SITE_STEPS = 20
+
+
+class Hyper(NamedTuple):
+    """Log hyperparameters by name: a Gaussian for each, or points, where scales are zero."""
+
+    location: dict[str, Array]
+    scale: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a stream learns.
+
+    Args:
+        hyperparameters: "variational" keeps a distribution, which is the next batch's prior; "ml" a point that
+            maximises the free energy of old factor and new batch; "fixed" leaves them as they are.
+        pseudo_points: "private" gives each batch new points and leaves the old ones where they are; "shared" moves all.
+        points_per_batch: how many are added with a batch.
+        max_points: how many there may be; beyond, those that determine the others least well are kept.
+        variance_threshold: fewer points are added where all rows are determined up to this share of the prior variance.
+        selection: of new points among the batch's rows: "variance" takes those that are determined least, "k-means" the
+            centres of clusters.
+        moves: whether new points are moved by gradient too, where points are private.
+        steps: of Adam, per batch.
+        learning_rate: of Adam; falls to zero within a batch.
+        samples: draws of the hyperparameters per step.
+    """
+
+    hyperparameters: Literal["variational", "ml", "fixed"] = "variational"
+    pseudo_points: Literal["private", "shared"] = "private"
+    points_per_batch: int = 10
+    max_points: int | None = None
+    variance_threshold: float = 0.0
+    selection: Literal["variance", "k-means"] = "variance"
+    moves: bool = False
+    steps: int = 60
+    learning_rate: float = 0.05
+    samples: int = 2
+
+    def __post_init__(self) -> None:
+        known = {
+            "hyperparameters": ("variational", "ml", "fixed"),
+            "pseudo_points": ("private", "shared"),
+            "selection": ("variance", "k-means"),
+        }
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise InputError(f"{name}: expected one of {', '.join(values)}, got {getattr(self, name)!r}")
+        check_count(points_per_batch=self.points_per_batch, steps=self.steps, samples=self.samples)
+        if self.max_points is not None:
+            check_count(max_points=self.max_points)
+        check_positive(learning_rate=self.learning_rate)
+        check_not_negative(variance_threshold=self.variance_threshold)
+
+    @property
+    def optimises(self) -> bool:
+        return self.hyperparameters != "fixed" or self.pseudo_points == "shared" or self.moves
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What is kept of all batches: a factor at pseudo-points, and beliefs about the hyperparameters. Immutable."""
+
+    gp: SparseGP
+    learning: Learning
+    hyper: Hyper
+    factor: Factor
+    log_evidence: float = 0.0
+    jitter: float = JITTER
+    batches: int = 0
+    # Each batch's own part of the factor, if asked for.
+    parts: tuple[Factor, ...] | None = None
+    seed: int = 0
+
+    @classmethod
+    def begin(
+        cls, gp: SparseGP, learning: Learning, features: int, outputs: int = 1, seed: int = 0, keep_parts: bool = False
+    ) -> "Stream":
+        logs = {name: np.log(np.asarray(value, float)) for name, value in gp.initial(features).items()}
+        spread = PRIOR_SCALE if learning.hyperparameters == "variational" else 0.0
+        hyper = Hyper(logs, {name: np.full_like(value, spread) for name, value in logs.items()})
+        if keep_parts and (learning.pseudo_points == "shared" or learning.max_points is not None):
+            raise InputError("keep_factors: needs private pseudo-points and no max_points: others do not stay")
+        rows, capacity = 1 if gp.likelihood.exact else outputs, capacity_of(1, learning.max_points)
+        factor = Factor(
+            np.zeros((capacity, features)),
+            np.zeros(capacity),
+            np.zeros((outputs, capacity)),
+            np.zeros((rows, capacity, capacity)),
+        )
+        return cls(gp, learning, hyper, factor, parts=() if keep_parts else None, seed=seed)
+
+    @property
+    def points(self) -> np.ndarray:
+        """The pseudo-inputs."""
+        return self.factor.points[self.factor.present > 0]
+
+    @property
+    def params(self) -> dict[str, np.ndarray]:
+        """Hyperparameters at the middle of what is believed of them."""
+        return {name: np.exp(value) for name, value in self.hyper.location.items()}
+
+    def absorb(self, X: np.ndarray, y: np.ndarray) -> "Stream":
+        """The stream after one more batch: X [rows, features], y [outputs, rows]."""
+        batch = padded(X, y)
+        with precision(np.float64):
+            points, present, movable, keeps = self._placed(batch)
+            old = enlarged(self.factor, len(present)) if keeps else self.factor
+            learnt, jitter = self._learnt(self.learning, keeps, old, points, present, movable, batch)
+        return dataclasses.replace(
+            self,
+            hyper=learnt.hyper,
+            factor=learnt.factor,
+            log_evidence=self.log_evidence + float(learnt.log_evidence),
+            jitter=jitter,
+            batches=self.batches + 1,
+            parts=None if self.parts is None else (*self.parts, learnt.own),
+        )
+
+    def _learnt(
+        self, learning: Learning, keeps: bool, old: Factor, points: Any, present: Any, movable: Any, batch: Batch
+    ) -> tuple["Learnt", float]:
+        """With the least jitter that lets every factorisation succeed."""
+        key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
+        jitter = self.jitter
+        while jitter <= MOST_JITTER:
+            given = (self.hyper, old, points, present, movable, batch, np.asarray(jitter), key)
+            learnt = on_host(learn(self.gp, learning, keeps, *given))
+            if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)):
+                return learnt, jitter
+            jitter *= 10
+        raise InputError("the covariance of the pseudo-points cannot be factorised: are inputs scaled, targets finite?")
+
+    def without(self, batch: int) -> "Stream":
+        """As if a batch had not been seen, but for what it taught about hyperparameters: its factor is divided out."""
+        parts = self._parts_of(batch)
+        factor = divided(self.factor, parts[batch])
+        left = dataclasses.replace(self, factor=factor, parts=(*parts[:batch], *parts[batch + 1 :]))
+        with precision(np.float64):
+            whitened = on_host(posterior(self.gp, self.params, factor, np.asarray(self.jitter)))
+        if not all(np.all(np.isfinite(leaf)) for leaf in whitened):
+            raise ImproperDensity(f"batch {batch}: without it the posterior would not be proper")
+        return dataclasses.replace(left, batches=self.batches - 1, log_evidence=float("nan"))
+
+    def refined(self, batch: int, X: np.ndarray, y: np.ndarray) -> "Stream":
+        """The factor of a batch computed again from its data, with the points and hyperparameters of today."""
+        parts = self._parts_of(batch)
+        cavity, rows = divided(self.factor, parts[batch]), padded(X, y)
+        as_they_are = dataclasses.replace(
+            self.learning, hyperparameters="fixed", pseudo_points="private", moves=False, max_points=None
+        )
+        none = np.zeros_like(self.factor.present)
+        with precision(np.float64):
+            learnt, jitter = self._learnt(
+                as_they_are, True, cavity, self.factor.points, self.factor.present, none, rows
+            )
+        renewed = (*parts[:batch], learnt.own, *parts[batch + 1 :])
+        return dataclasses.replace(self, factor=learnt.factor, parts=renewed, jitter=jitter, log_evidence=float("nan"))
+
+    def _parts_of(self, batch: int) -> tuple[Factor, ...]:
+        if self.parts is None:
+            raise InputError("the factors of batches were not kept: begin with keep_factors=True")
+        if not 0 <= batch < len(self.parts):
+            raise InputError(f"batch {batch}: there are batches 0 to {len(self.parts) - 1}")
+        return self.parts
+
+    def ledger(self, output: int = 0) -> Ledger:
+        """prior × ∏ factors with one site per batch, over v = L⁻¹ f(points), whose prior is N(0, I)."""
+        parts = self._parts_of(0)
+        size = len(self.factor.present)
+        with precision(np.float64):
+            L = on_host(posterior(self.gp, self.params, self.factor, np.asarray(self.jitter))).L
+        ledger = Ledger(Gaussian(np.zeros(size), np.eye(size)), len(parts))
+        tasks = ledger.dispatch(range(len(parts)), {})
+        changes = []
+        for task, part in zip(tasks, parts, strict=True):
+            own = enlarged(part, size)
+            matrix = L.T @ own.precision[min(output, len(own.precision) - 1)] @ L
+            changes.append(
+                Update(task.site, task.version, Gaussian(L.T @ own.shift[output], 0.5 * (matrix + matrix.T)), 0.0)
+            )
+        ledger.fold(changes)
+        return ledger
+
+    def rescaled(self, before: "Affine", after: "Affine", targets: tuple["Affine", "Affine"] | None) -> "Stream":
+        """The same stream in other units of inputs and, where given, of targets."""
+
+        def changed(factor: Factor) -> Factor:
+            points = (factor.points * before.scale + before.mean - after.mean) / after.scale
+            shift, matrix = factor.shift, factor.precision
+            if targets is not None:
+                old, new = targets
+                moved = ((new.mean - old.mean) / old.scale)[:, None] * factor.present
+                ratio = (new.scale / old.scale)[:, None]
+                shift = (
+                    shift - np.einsum("oab,ob->oa", np.broadcast_to(matrix, (len(shift), *matrix.shape[1:])), moved)
+                ) * ratio
+                matrix = matrix * (ratio[: len(matrix), :, None] ** 2)
+            return Factor(points * factor.present[:, None], factor.present, shift, matrix)
+
+        parts = None if self.parts is None else tuple(map(changed, self.parts))
+        return dataclasses.replace(self, factor=changed(self.factor), parts=parts)
+
+    def _placed(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+        """Where points are for a new batch, which are there and may move, and whether all old ones are first."""
+        learning, old = self.learning, self.factor
+        have = int(old.present.sum())
+        wanted = min(learning.points_per_batch, int(batch.weights.astype(bool).sum()))
+        new = self._chosen(batch, wanted)
+        limit = learning.max_points
+        full = limit is not None and have + len(new) > limit
+        if full:
+            candidates = np.concatenate([old.points[old.present > 0], new])
+            points = self._thinned(candidates, limit)  # type: ignore[arg-type]
+        else:
+            points = np.concatenate([old.points[old.present > 0], new])
+        capacity = capacity_of(len(points), limit)
+        shared = learning.pseudo_points == "shared"
+        movable = np.zeros(capacity)
+        if shared:
+            movable[: len(points)] = 1
+        elif learning.moves and not full:
+            movable[have : len(points)] = 1
+        present = np.zeros(capacity)
+        present[: len(points)] = 1
+        return np.pad(points, ((0, capacity - len(points)), (0, 0))), present, movable, not (full or shared)
+
+    def _chosen(self, batch: Batch, count: int) -> np.ndarray:
+        if self.learning.selection == "k-means":
+            from sklearn.cluster import KMeans
+
+            rows = batch.X[batch.weights > 0]
+            count = min(count, len(np.unique(rows, axis=0)))
+            return KMeans(count, n_init=1, random_state=self.seed).fit(rows).cluster_centers_.astype(float)
+        chosen, values = self._greedy(self.factor.points, self.factor.present, batch.X, batch.weights, count)
+        scale = float(np.mean(on_host(self.gp.kernel.diagonal(self.gp.split(self.params)[0], batch.X[:1]))))
+        # Rows that are determined already, such as copies of others, would only make matrices singular.
+        enough = values > max(self.learning.variance_threshold, 1e-8) * scale
+        if self.batches == 0:
+            enough[0] = True
+        return batch.X[chosen[enough]]
+
+    def _thinned(self, candidates: np.ndarray, limit: int) -> np.ndarray:
+        capacity = capacity_of(len(candidates), None)
+        padded_points = np.pad(candidates, ((0, capacity - len(candidates)), (0, 0)))
+        allowed = (np.arange(capacity) < len(candidates)).astype(float)
+        nothing = np.zeros_like(self.factor.points[:1])
+        chosen, values = self._greedy(nothing, np.zeros(1), padded_points, allowed, limit)
+        return padded_points[np.sort(chosen[np.isfinite(values)])]
+
+    def _greedy(self, points: Any, present: Any, X: Any, allowed: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return on_host(greedy(self.gp, self.params, points, present, X, allowed, np.asarray(self.jitter), count))
+
+    def latent(self, X: np.ndarray, samples: int = 8) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Mean and variance [draws, outputs, rows] of f(X), for draws of the hyperparameters, which come third."""
+        with precision(np.float64):
+            drawn = self.draws(samples)
+            m, v = on_host(predict(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))
+        return m, np.broadcast_to(v, m.shape), drawn
+
+    def draws(self, samples: int) -> dict[str, np.ndarray]:
+        """Hyperparameters with a leading axis; only their point, where nothing else is believed."""
+        if self.learning.hyperparameters != "variational" or self.batches == 0:
+            return {name: value[None] for name, value in self.params.items()}
+        with precision(np.float64):
+            (mean, unravel), (spread, _) = ravel_pytree(self.hyper.location), ravel_pytree(self.hyper.scale)
+            logs = mean + spread * mirrored(jax.random.key(self.seed), samples, len(mean))
+            return on_host(exponentials(jax.vmap(unravel)(logs)))
+
+    def joint(self, X: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """As `latent`, with covariances [draws, outputs or 1, rows, rows]."""
+        with precision(np.float64):
+            drawn = self.draws(samples)
+            m, S = on_host(predict_jointly(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))
+        return m, S, drawn
+
+
+class Affine(NamedTuple):
+    """value = mean + scale × standardised value."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+
+class Learnt(NamedTuple):
+    hyper: Hyper
+    factor: Factor
+    own: Factor
+    log_evidence: Array
+
+
+@eqx.filter_jit
+def learn(
+    gp: SparseGP,
+    learning: Learning,
+    keeps: bool,
+    hyper: Hyper,
+    old: Factor,
+    points: Array,
+    present: Array,
+    movable: Array,
+    batch: Batch,
+    jitter: Array,
+    key: Array,
+) -> Learnt:
+    """Hyperparameters and points that raise the free energy of a batch, then its factor."""
+    variational = learning.hyperparameters == "variational"
+    draws = max(2, 2 * (learning.samples // 2)) if variational else 1
+    (mean, unravel), (spread, _) = ravel_pytree(hyper.location), ravel_pytree(hyper.scale)
+
+    def values(logs: Array, places: Array, sites: Sites) -> tuple[Array, Array, Sites]:
+        return gp.free_energy(exponentials(unravel(logs)), places, present, old, batch, sites, jitter, keeps)
+
+    def loss(free: Free, sites: Sites, key: Array) -> tuple[Array, Sites]:
+        scale = jnp.exp(free.log_scale)
+        logs = free.location + scale * mirrored(key, draws, len(mean)) if variational else free.location[None]
+
+        def one(given: Any) -> tuple[Array, Sites]:
+            total, before, sites = values(given[0], free.points, given[1])
+            # What the old factor says about hyperparameters is in their prior already, if they have one.
+            return (total - before if variational else total), sites
+
+        each, sites = for_each(one, (logs, sites))
+        cost = divergence(free.location, scale, mean, spread) if variational else 0.0
+        return cost - jnp.mean(each), sites
+
+    first = gp.first_sites(exponentials(hyper.location), batch)
+    sites = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), first)
+    free = Free(mean, jnp.log(spread) if variational else spread, points)
+    # What of it is moved: gradients are multiplied by this.
+    learns = Free(float(learning.hyperparameters != "fixed"), float(variational), movable[:, None])
+    steps = learning.steps if learning.optimises else 0
+    optimiser = optax.adam(optax.cosine_decay_schedule(learning.learning_rate, max(1, steps)))
+
+    def step(carry: Any, number: Array) -> tuple[Any, Array]:
+        free, state, sites = carry
+        (value, sites), gradient = jax.value_and_grad(loss, has_aux=True)(free, sites, jax.random.fold_in(key, number))
+        updates, state = optimiser.update(jax.tree.map(jnp.multiply, gradient, learns), state)
+        return (optax.apply_updates(free, updates), state, sites), value
+
+    losses = None
+    if steps:
+        (free, _, sites), losses = jax.lax.scan(step, (free, optimiser.init(free), sites), jnp.arange(steps))
+    settled, total = jax.tree.map(lambda a: a[0], sites), jnp.zeros(())
+    if gp.likelihood.exact:
+        total, _, settled = values(free.location, free.points, settled)
+    else:
+        turns = jnp.arange(SITE_STEPS)
+        settled, totals = jax.lax.scan(lambda s, _: values(free.location, free.points, s)[2::-2], settled, turns)
+        total = totals[-1]
+    scale = jnp.exp(free.log_scale) if variational else spread
+    new = Hyper(unravel(free.location), unravel(scale))
+    factor, own = gp.absorbed(exponentials(new.location), free.points, present, old, batch, settled, jitter, keeps)
+    if variational and losses is not None:
+        # At rates near zero: draws of what is believed in the end, from the last steps.
+        gained = -jnp.mean(losses[-max(1, steps // 4) :])
+    else:
+        gained = total - gp.old_evidence(exponentials(hyper.location), old, jitter)
+    return Learnt(new, factor, own, gained)
+
+
+class Free(NamedTuple):
+    """What is optimised: of the log hyperparameters, side by side, and of the points."""
+
+    location: Array
+    log_scale: Array
+    points: Array
+
+
+@eqx.filter_jit
+def predict(gp: SparseGP, drawn: Any, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
+    """Mean and variance of f(X) for every draw of the hyperparameters."""
+    return jax.lax.map(lambda params: gp.predicted(params, factor, X, jitter), drawn)
+
+
+@eqx.filter_jit
+def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
+    return jax.lax.map(lambda params: gp.predicted_jointly(params, factor, X, jitter), drawn)
+
+
+@eqx.filter_jit
+def posterior(gp: SparseGP, params: Any, factor: Factor, jitter: Array) -> Whitened:
+    return gp.posterior(params, factor, jitter)
+
+
+def exponentials(logs: Any) -> Any:
+    return jax.tree.map(jnp.exp, logs)
+
+
+def mirrored(key: Array, samples: int, size: int) -> Array:
+    """Standard normal draws [samples, size], each with its negative."""
+    half = jax.random.normal(key, (max(1, samples // 2), size), jnp.float64)
+    return jnp.concatenate([half, -half])
+
+
+def divergence(location: Array, scale: Array, centre: Array, spread: Array) -> Array:
+    """KL between two diagonal Gaussians."""
+    ratio = scale / spread
+    return jnp.sum(0.5 * (ratio**2 + ((location - centre) / spread) ** 2 - 1) - jnp.log(ratio))
+
+
+def capacity_of(points: int, limit: int | None) -> int:
+    """One of few sizes, so that shapes seldom change: 32, 64, 128, 192, 256, 384, …; or the limit itself."""
+    double = max(SMALLEST, 1 << (points - 1).bit_length())
+    between = 3 * double // 4
+    capacity = between if points <= between and double > 128 else double
+    return capacity if limit is None else max(points, min(capacity, limit))
+
+
+def enlarged(factor: Factor, capacity: int) -> Factor:
+    """The same factor with room for more points."""
+    extra = capacity - len(factor.present)
+    return Factor(
+        np.pad(factor.points, ((0, extra), (0, 0))),
+        np.pad(factor.present, (0, extra)),
+        np.pad(factor.shift, ((0, 0), (0, extra))),
+        np.pad(factor.precision, ((0, 0), (0, extra), (0, extra))),
+    )
+
+
+def divided(factor: Factor, part: Factor) -> Factor:
+    """Without one of its parts."""
+    own = enlarged(part, len(factor.present))
+    return factor._replace(shift=factor.shift - own.shift, precision=factor.precision - own.precision)
+
+
+def padded(X: np.ndarray, y: np.ndarray) -> Batch:
+    """Copies of the first row that weigh nothing, up to one of a few sizes."""
+    rows = np.arange(rounded(max(SMALLEST, len(X))))
+    index = np.where(rows < len(X), rows, 0)
+    return Batch(X[index], y[:, index], (rows < len(X)).astype(float))

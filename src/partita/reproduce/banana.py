@@ -1,0 +1,161 @@
+"""Streaming classification of the banana data, with beliefs about hyperparameters: Section 7.2 of the paper."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from partita import datasets
+from partita.estimators import StreamingGPClassifier
+from partita.metrics import classification
+from partita.reproduce.study import Cell
+from partita.telemetry import Row
+
+KEYS = (
+    "method",
+    "setting",
+    "seed",
+    "round",
+    "seconds",
+    "error",
+    "nll",
+    "ece",
+    "lengthscales",
+    "variance",
+    "free_energy",
+)
+SETTINGS = ("three batches", "ten rows in the second")
+METHODS = ("batch-ml", "batch-vi", "streaming-ml", "streaming-vi", "nuts")
+WORDS = {
+    "batch-ml": "a sparse GP of all rows, best hyperparameters",
+    "batch-vi": "a sparse GP of all rows, a distribution over hyperparameters",
+    "streaming-ml": "batch after batch, private pseudo-points, best hyperparameters",
+    "streaming-vi": "the same with a distribution over hyperparameters",
+    "nuts": "NUTS over the function at all rows and the hyperparameters (NumPyro)",
+}
+# Points of the grid, in each direction, at which predictions are drawn.
+GRID = 40
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Points of a batch, steps of the optimiser, and draws of NUTS, as many again for its warm-up."""
+
+    points: int
+    steps: int
+    draws: int
+    rows: int | None = None
+
+
+FULL = Scale(points=10, steps=200, draws=300)
+QUICK = Scale(points=6, steps=80, draws=60, rows=120)
+
+
+def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
+    """Banana, or two half moons, which have the same shape and come with scikit-learn."""
+    if not quick:
+        return datasets.load_split("banana", folder)
+    from sklearn.datasets import make_moons
+
+    X, y = make_moons(1120, noise=0.3, random_state=0)
+    return (X[:120], y[:120].astype(float)), (X[120:], y[120:].astype(float))
+
+
+def methods() -> list[str]:
+    """Those that can run here: NUTS needs NumPyro."""
+    return [name for name in METHODS if name != "nuts" or find_spec("numpyro") is not None]
+
+
+def cells(data: tuple[Data, Data], scale: Scale, names: Sequence[str] | None, seeds: int) -> list[Cell]:
+    return [
+        _cell(data, scale, method, setting, seed)
+        for seed in range(seeds)
+        for setting in SETTINGS
+        for method in methods()
+        if (names is None or method in names) and (setting == SETTINGS[0] or method.startswith("streaming"))
+    ]
+
+
+def _cell(data: tuple[Data, Data], scale: Scale, method: str, setting: str, seed: int) -> Cell:
+    rows = len(data[0][1])
+    settings = {"points": scale.points, "steps": scale.steps, "draws": scale.draws, "digest": float(data[1][0].sum())}
+    work = (
+        60 * 40.0 * scale.draws * rows**3 if method == "nuts" else scale.steps * 40.0 * rows * (3 * scale.points) ** 2
+    )
+    return Cell(method, setting, seed, work, settings, lambda: _rows(data, scale, method, setting, seed), WORDS[method])
+
+
+def parts(data: Data, setting: str) -> list[Data]:
+    """Three batches in the order of the first input; in the second setting, only ten rows in the middle one."""
+    X, y = data
+    order = np.argsort(X[:, 0], kind="stable")
+    third = len(y) // 3
+    cuts = [third, 2 * third] if setting == SETTINGS[0] else [third, third + 10]
+    return [(X[part], y[part]) for part in np.split(order, cuts)]
+
+
+def grid(data: Data) -> tuple[np.ndarray, np.ndarray]:
+    low, high = data[0].min(axis=0), data[0].max(axis=0)
+    margin = 0.15 * (high - low)
+    axes = [np.linspace(a, b, GRID) for a, b in zip(low - margin, high + margin, strict=True)]
+    return axes[0], axes[1]
+
+
+def _rows(data: tuple[Data, Data], scale: Scale, method: str, setting: str, seed: int) -> Iterator[Row]:
+    train, (X_test, y_test) = data
+    batches = parts(train, setting) if method.startswith("streaming") else [train]
+    model: Any = _model(scale, method, seed)
+    axes = grid(train)
+    places = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 2)
+    seconds = 0.0
+    for number, (X, y) in enumerate(batches):
+        began = time.perf_counter()
+        model = model.partial_fit(X, y, classes=[0.0, 1.0])
+        seconds += time.perf_counter() - began
+        drawn = model.hyperparameter_draws(400)
+        yield {
+            "round": number + 1,
+            "seconds": seconds,
+            **classification(model.predict_proba(X_test), y_test),
+            "lengthscales": np.median(drawn["lengthscale"], axis=0).tolist(),
+            "variance": float(np.median(drawn["variance"])),
+            "free_energy": model.log_evidence_,
+            # For the pictures.
+            "drawn": {
+                name: np.round(np.log(value), 4).reshape(len(value), -1).T.tolist() for name, value in drawn.items()
+            },
+            "axes": [np.round(axis, 4).tolist() for axis in axes],
+            "surface": np.round(model.predict_proba(places)[:, 1], 3).reshape(GRID, GRID).tolist(),
+            "batch": [np.round(X, 4).tolist(), y.tolist()],
+            "points": np.round(model.pseudo_points_, 4).tolist(),
+        }
+
+
+class Classifier(StreamingGPClassifier):
+    """With draws of its hyperparameters in the units of the data, as NUTS has them."""
+
+    def hyperparameter_draws(self, number: int) -> dict[str, np.ndarray]:
+        drawn = self.stream_.draws(number)
+        return {
+            "variance": drawn["kernel.variance"],
+            "lengthscale": drawn["kernel.lengthscale"] * self.inputs_.affine.scale,
+        }
+
+
+def _model(scale: Scale, method: str, seed: int) -> Any:
+    if method == "nuts":
+        from partita.reproduce.nuts import NutsClassifier
+
+        return NutsClassifier(scale.draws, seed)
+    kind, learns = method.split("-")
+    return Classifier(
+        points_per_batch=scale.points if kind == "streaming" else 3 * scale.points,
+        hyperparameters="ml" if learns == "ml" else "variational",
+        steps=scale.steps,
+        random_state=seed,
+    )

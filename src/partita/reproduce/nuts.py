@@ -1,0 +1,76 @@
+"""The reference for Gaussian process classification: NUTS over the function at all rows and the hyperparameters."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.gp.kernels import SquaredExponential
+from partita.runtime import precision
+
+JITTER = 1e-6
+
+
+class NutsClassifier:
+    """A probit GP with log-normal priors as those of `StreamingGPClassifier`, sampled with NumPyro."""
+
+    def __init__(self, draws: int, seed: int):
+        self.draws, self.seed = draws, seed
+        self.log_evidence_ = None
+        self.pseudo_points_ = np.empty((0, 2))
+
+    def partial_fit(self, X: np.ndarray, y: np.ndarray, classes: Any = None) -> "NutsClassifier":
+        import numpyro
+        from numpyro import distributions
+        from numpyro.infer import MCMC, NUTS
+
+        self.centre, self.scale = X.mean(axis=0), X.std(axis=0)
+        self.Z = (X - self.centre) / self.scale
+        features = X.shape[1]
+
+        def model() -> None:
+            middle = 0.5 * jnp.log(float(features))
+            variance = numpyro.sample("variance", distributions.LogNormal(0.0, 1.0))
+            lengthscale = numpyro.sample(
+                "lengthscale", distributions.LogNormal(jnp.full(features, middle), 1.0).to_event(1)
+            )
+            v = numpyro.sample("v", distributions.Normal(0, 1).expand([len(y)]).to_event(1))
+            f = cholesky({"variance": variance, "lengthscale": lengthscale}, self.Z) @ v
+            numpyro.factor("labels", jnp.sum(jax.scipy.special.log_ndtr((2 * y - 1) * f)))
+
+        with precision(np.float64):
+            sampler = MCMC(
+                NUTS(model, max_tree_depth=6), num_warmup=self.draws, num_samples=self.draws, progress_bar=False
+            )
+            sampler.run(jax.random.key(self.seed))
+            self.samples = {name: np.asarray(value) for name, value in sampler.get_samples().items()}
+        return self
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        """Averaged over every third draw."""
+        with precision(np.float64):
+            thinned = {name: value[::3] for name, value in self.samples.items()}
+            p = np.asarray(_probabilities(thinned, self.Z, (X - self.centre) / self.scale))
+        return np.stack([1 - p, p], axis=1)
+
+    def hyperparameter_draws(self, number: int) -> dict[str, np.ndarray]:
+        return {
+            "variance": self.samples["variance"][:number],
+            "lengthscale": self.samples["lengthscale"][:number] * self.scale,
+        }
+
+
+def cholesky(params: dict[str, Any], Z: Any) -> Any:
+    return jnp.linalg.cholesky(SquaredExponential().gram(params, Z) + JITTER * params["variance"] * jnp.eye(len(Z)))
+
+
+@jax.jit
+def _probabilities(samples: dict[str, Any], Z: Any, X: Any) -> Any:
+    def one(sample: dict[str, Any]) -> Any:
+        params = {"variance": sample["variance"], "lengthscale": sample["lengthscale"]}
+        V = jax.scipy.linalg.solve_triangular(cholesky(params, Z), SquaredExponential().cross(params, Z, X), lower=True)
+        mean, variance = sample["v"] @ V, jnp.maximum(params["variance"] - jnp.sum(V**2, axis=0), 0)
+        return jax.scipy.special.ndtr(mean / jnp.sqrt(1 + variance))
+
+    return jnp.mean(jax.lax.map(one, samples), axis=0)

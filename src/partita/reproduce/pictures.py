@@ -1,0 +1,109 @@
+"""The paper's pictures of streams, drawn from the rows of a study."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from partita.report.page import COLOURS, styled
+from partita.telemetry import Row
+
+
+def surfaces(rows: Sequence[Row]) -> Any:
+    """Probabilities after every batch, a line of panels per method, with what was seen so far and the pseudo-points."""
+    from plotly.subplots import make_subplots
+
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    columns = max(len([row for row in rows if row["method"] == method]) for method in methods)
+    figure = make_subplots(
+        len(methods), columns, row_titles=methods, shared_xaxes=True, shared_yaxes=True,
+        horizontal_spacing=0.02, vertical_spacing=0.03,
+    )  # fmt: skip
+    for line, method in enumerate(methods, 1):
+        seen: list[tuple[np.ndarray, np.ndarray]] = []
+        for column, row in enumerate((row for row in rows if row["method"] == method), 1):
+            place = {"row": line, "col": column}
+            figure.add_contour(
+                x=row["axes"][0], y=row["axes"][1], z=row["surface"], zmin=0, zmax=1, colorscale="RdBu",
+                contours={"start": 0.1, "end": 0.9, "size": 0.2}, showscale=False, **place,
+            )  # fmt: skip
+            seen.append((np.array(row["batch"][0]), np.array(row["batch"][1])))
+            for label, colour in ((0, "#8b1a1a"), (1, "#123a6b")):
+                X = np.concatenate([x[y == label] for x, y in seen])
+                figure.add_scatter(x=X[:, 0], y=X[:, 1], mode="markers", marker={"size": 3, "color": colour}, **place)
+            points = np.reshape(row["points"], (-1, 2))
+            figure.add_scatter(
+                x=points[:, 0], y=points[:, 1], mode="markers",
+                marker={"size": 7, "color": "black", "symbol": "x-thin", "line": {"width": 2}}, **place,
+            )  # fmt: skip
+    styled(figure).update_layout(height=240 * len(methods) + 60, showlegend=False)
+    return figure
+
+
+def beliefs(rows: Sequence[Row]) -> Any:
+    """What each method believes of the hyperparameters after its last batch: densities, or a line for a point."""
+    from plotly.subplots import make_subplots
+
+    last = {row["method"]: row for row in rows}
+    names = ["variance", "lengthscale 1", "lengthscale 2"]
+    figure = make_subplots(1, 3, subplot_titles=[f"log {name}" for name in names], horizontal_spacing=0.06)
+    for number, (method, row) in enumerate(last.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        for column, draws in enumerate([*row["drawn"]["variance"], *row["drawn"]["lengthscale"]], 1):
+            shown = {"name": method, "legendgroup": method, "showlegend": column == 1}
+            if len(draws) == 1:
+                figure.add_scatter(
+                    x=[draws[0], draws[0]], y=[0, 1], mode="lines", line={"color": colour, "dash": "dash"},
+                    row=1, col=column, **shown,
+                )  # fmt: skip
+            else:
+                x, density = smoothed(np.array(draws))
+                figure.add_scatter(x=x, y=density, mode="lines", line={"color": colour}, row=1, col=column, **shown)
+    styled(figure).update_layout(height=360)
+    return figure
+
+
+def smoothed(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A kernel density estimate."""
+    from scipy.stats import gaussian_kde
+
+    x = np.linspace(draws.min() - 0.3, draws.max() + 0.3, 200)
+    return x, gaussian_kde(draws)(x)
+
+
+def frames(rows: Sequence[Row], truth: Any) -> Any:
+    """One panel per batch: the function, the data of that batch and of earlier ones, the prediction, the points."""
+    from plotly.subplots import make_subplots
+
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    columns = max(len([row for row in rows if row["method"] == method]) for method in methods)
+    figure = make_subplots(
+        len(methods), columns, row_titles=methods, column_titles=[f"batch {n}" for n in range(1, columns + 1)],
+        shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.01, vertical_spacing=0.04,
+    )  # fmt: skip
+    for line, method in enumerate(methods, 1):
+        earlier: list[list[float]] = [[], []]
+        for column, row in enumerate((row for row in rows if row["method"] == method), 1):
+            place = {"row": line, "col": column}
+            x, mean, std = (np.array(row[name]) for name in ("x", "mean", "std"))
+            band = np.concatenate([mean + 1.96 * std, (mean - 1.96 * std)[::-1]])
+            figure.add_scatter(
+                x=np.concatenate([x, x[::-1]]), y=band, fill="toself", mode="lines", line={"width": 0},
+                fillcolor="rgba(0,114,178,0.2)", **place,
+            )  # fmt: skip
+            figure.add_scatter(x=x, y=truth(x), mode="lines", line={"color": "#808080", "dash": "dot"}, **place)
+            figure.add_scatter(x=x, y=mean, mode="lines", line={"color": COLOURS[0]}, **place)
+            figure.add_scatter(
+                x=earlier[0], y=earlier[1], mode="markers", marker={"size": 3, "color": "#aaaaaa"}, **place
+            )
+            figure.add_scatter(
+                x=row["batch"][0], y=row["batch"][1], mode="markers", marker={"size": 4, "color": COLOURS[1]}, **place
+            )
+            figure.add_scatter(
+                x=row["places"], y=[-2.6] * len(row["places"]), mode="markers",
+                marker={"symbol": "triangle-up", "size": 6, "color": "#808080"}, **place,
+            )  # fmt: skip
+            earlier = [earlier[0] + row["batch"][0], earlier[1] + row["batch"][1]]
+    figure.update_yaxes(range=[-2.8, 2.8])
+    styled(figure).update_layout(height=300 * len(methods) + 60, showlegend=False)
+    return figure

@@ -1,0 +1,203 @@
+"""Inverse dynamics of a robot arm from a stream sorted by a joint's position: Section 7.2 of the paper."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.optimize
+
+from partita import datasets
+from partita.estimators import StreamingGPRegressor
+from partita.gp.kernels import SquaredExponential
+from partita.reproduce.study import Cell
+from partita.runtime import precision
+from partita.telemetry import Row
+
+KEYS = ("method", "setting", "seed", "round", "seconds", "smse", "nlpd", "coverage", "points", "free_energy")
+METHODS = ("private", "private-ml", "shared", "limited-memory")
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many batches a stream has, how many points a batch adds, and how many rows a limited memory holds."""
+
+    batches: int
+    points: int
+    memory: int
+    settings: Row = field(default_factory=dict)
+
+
+FULL = Scale(batches=24, points=10, memory=1500)
+QUICK = Scale(batches=8, points=8, memory=600, settings={"steps": 40})
+
+
+def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
+    """The Barrett WAM, or a simulated arm with two joints."""
+    if not quick:
+        return datasets.load_split("barrett-wam", folder)
+    return datasets.train_test(datasets.load("simulated-arm"), share=0.2)
+
+
+def cells(
+    data: tuple[Data, Data], scale: Scale, names: Sequence[str] | None, orders: Sequence[int], outputs: Sequence[int]
+) -> list[Cell]:
+    """Every method for every torque and every joint that the stream is sorted by, which stands where a seed would."""
+    return [
+        _cell(data, scale, method, joint, output)
+        for output in outputs
+        for joint in orders
+        for method in METHODS
+        if names is None or method in names
+    ]
+
+
+def _cell(data: tuple[Data, Data], scale: Scale, method: str, joint: int, output: int) -> Cell:
+    settings = {
+        "batches": scale.batches,
+        "points": scale.points,
+        "memory": scale.memory,
+        **scale.settings,
+        "rows": len(data[0][0]),
+        "digest": float(data[1][0].sum()),
+    }
+    return Cell(
+        method,
+        f"torque {output + 1}",
+        joint,
+        _work(data, scale, method),
+        settings,
+        lambda: _rows(data, scale, method, joint, output),
+        WORDS[method],
+    )
+
+
+WORDS = {
+    "private": "new pseudo-points with every batch, a distribution over hyperparameters",
+    "private-ml": "the same with the best hyperparameters instead",
+    "shared": "as many pseudo-points as private ones have in the end, all moved at every batch",
+    "limited-memory": "an exact GP of the latest rows, trained anew at every batch",
+}
+
+
+def _work(data: tuple[Data, Data], scale: Scale, method: str) -> float:
+    """Floating-point operations, roughly."""
+    rows, most = len(data[0][0]) / scale.batches, scale.batches * scale.points
+    if method == "limited-memory":
+        return scale.batches * 80 * scale.memory**3
+    steps = scale.settings.get("steps", 60) * scale.batches * (12 if method != "private-ml" else 6)
+    return steps * (rows + most) * most**2 * (1.0 if method == "shared" else 0.4)
+
+
+def sorted_batches(data: Data, joint: int, output: int, batches: int) -> list[Data]:
+    """The stream: rows in the order of a joint's position."""
+    X, Y = data
+    order = np.argsort(X[:, joint], kind="stable")
+    return [(X[part], Y[part, output]) for part in np.array_split(order, batches)]
+
+
+def _rows(data: tuple[Data, Data], scale: Scale, method: str, joint: int, output: int) -> Iterator[Row]:
+    train, (X_test, Y_test) = data
+    seconds = 0.0
+    model: Any = _model(scale, method)
+    for number, (X, y) in enumerate(sorted_batches(train, joint, output, scale.batches)):
+        began = time.perf_counter()
+        model = model.partial_fit(X, y)
+        seconds += time.perf_counter() - began
+        mean, std = model.predict(X_test, return_std=True)
+        yield {
+            "round": number + 1,
+            "seconds": seconds,
+            **scores(mean, std, Y_test[:, output]),
+            "points": len(model.pseudo_points_),
+            "free_energy": model.log_evidence_,
+        }
+
+
+def _model(scale: Scale, method: str) -> Any:
+    if method == "limited-memory":
+        return LimitedMemory(scale.memory)
+    if method == "shared":
+        most = scale.batches * scale.points
+        return StreamingGPRegressor(pseudo_points="shared", points_per_batch=most, max_points=most, **scale.settings)
+    learns: Any = "ml" if method == "private-ml" else "variational"
+    return StreamingGPRegressor(points_per_batch=scale.points, hyperparameters=learns, **scale.settings)
+
+
+def scores(mean: np.ndarray, std: np.ndarray, y: np.ndarray) -> Row:
+    """Standardised mean squared error, negative log predictive density, and the share of rows in 95 % intervals."""
+    residual = y - mean
+    return {
+        "smse": float(np.mean(residual**2) / np.var(y)),
+        "nlpd": float(np.mean(0.5 * np.log(2 * np.pi * std**2) + 0.5 * (residual / std) ** 2)),
+        "coverage": float(np.mean(np.abs(residual) <= 1.959964 * std)),
+    }
+
+
+class LimitedMemory:
+    """An exact GP of the latest rows: what a stream does to somebody who forgets."""
+
+    def __init__(self, rows: int, iterations: int = 20):
+        self.rows, self.iterations = rows, iterations
+        self.X, self.y = np.empty((0, 0)), np.empty(0)
+        self.pseudo_points_ = self.X
+        self.log_evidence_ = 0.0
+
+    def partial_fit(self, X: np.ndarray, y: np.ndarray) -> "LimitedMemory":
+        self.X = np.concatenate([self.X, X] if len(self.X) else [X])[-self.rows :]
+        self.y = np.concatenate([self.y, y])[-self.rows :]
+        self.pseudo_points_ = self.X
+        self.centre, self.spread = self.X.mean(axis=0), np.maximum(self.X.std(axis=0), 1e-12)
+        self.mean, self.scale = self.y.mean(), max(self.y.std(), 1e-12)
+        Z, t = (self.X - self.centre) / self.spread, (self.y - self.mean) / self.scale
+        start = np.concatenate([[0.0, np.log(0.3)], np.full(Z.shape[1], 0.5 * np.log(Z.shape[1]))])
+
+        def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = _loss(free, Z, t)
+            return float(value), np.asarray(gradient)
+
+        with precision(np.float64):
+            found = scipy.optimize.minimize(
+                loss, start, jac=True, method="L-BFGS-B", bounds=[(-6, 6)] * len(start),
+                options={"maxiter": self.iterations},
+            )  # fmt: skip
+        self.free, self.log_evidence_ = found.x, -float(found.fun)
+        return self
+
+    def predict(self, X: np.ndarray, return_std: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        with precision(np.float64):
+            Z, t = (self.X - self.centre) / self.spread, (self.y - self.mean) / self.scale
+            mean, variance = map(np.asarray, _predicted(self.free, Z, t, (X - self.centre) / self.spread))
+        return mean * self.scale + self.mean, np.sqrt(variance) * self.scale
+
+
+def _params(free: Any) -> dict[str, Any]:
+    return {"variance": jnp.exp(free[0]), "lengthscale": jnp.exp(free[2:])}
+
+
+def _cholesky(free: Any, Z: Any) -> Any:
+    K = SquaredExponential().gram(_params(free), Z)
+    return jnp.linalg.cholesky(K + jnp.exp(2 * free[1]) * jnp.eye(len(Z), dtype=K.dtype))
+
+
+@jax.jit
+@jax.value_and_grad
+def _loss(free: Any, Z: Any, t: Any) -> Any:
+    """- log p(t)."""
+    L = _cholesky(free, Z)
+    half = jax.scipy.linalg.solve_triangular(L, t, lower=True)
+    return 0.5 * half @ half + jnp.sum(jnp.log(jnp.diag(L))) + 0.5 * len(t) * jnp.log(2 * jnp.pi)
+
+
+@jax.jit
+def _predicted(free: Any, Z: Any, t: Any, X: Any) -> tuple[Any, Any]:
+    """Mean and variance of new targets."""
+    L = _cholesky(free, Z)
+    V = jax.scipy.linalg.solve_triangular(L, SquaredExponential().cross(_params(free), Z, X), lower=True)
+    half = jax.scipy.linalg.solve_triangular(L, t, lower=True)
+    return half @ V, jnp.exp(free[0]) + jnp.exp(2 * free[1]) - jnp.sum(V**2, axis=0)

@@ -1,0 +1,171 @@
+"""The scikit-learn face: its own checks, and what a user would try."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import partita as pt
+from partita.errors import InputError, RunMismatch
+from partita.estimators import Moments, StreamingGPClassifier, StreamingGPRegressor
+
+# Compiling a program for every shape that the checks use takes minutes; with fixed hyperparameters, seconds.
+CHECKED = [StreamingGPRegressor(hyperparameters="fixed"), StreamingGPClassifier(hyperparameters="fixed")]
+
+
+@parametrize_with_checks(CHECKED)
+def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def waves():
+    generator = np.random.default_rng(0)
+    X = generator.uniform(-3, 3, (240, 2))
+    return X, 10 + 4 * np.sin(X[:, 0]) + X[:, 1] + 0.4 * generator.normal(size=240)
+
+
+@pytest.fixture(scope="module")
+def fitted(waves):
+    X, y = waves
+    model = StreamingGPRegressor(keep_factors=True)
+    for part in np.split(np.arange(180), 3):
+        model.partial_fit(X[part], y[part])
+    return model
+
+
+def test_a_stream_predicts_with_honest_intervals(waves, fitted):
+    X, y = waves[0][180:], waves[1][180:]
+    mean, std = fitted.predict(X, return_std=True)
+    assert fitted.score(X, y) > 0.9
+    assert np.mean(np.abs(y - mean) < 1.96 * std) > 0.85
+    assert np.all(std > 0.25)
+    # Far from all data nothing is known.
+    _, far = fitted.predict(np.array([[50.0, -50.0]]), return_std=True)
+    assert far > 2 * std.max()
+
+
+def test_draws_agree_with_predictions(waves, fitted):
+    X = waves[0][180:190]
+    mean, std = fitted.predict(X, return_std=True)
+    draws = fitted.sample_y(X, 600, random_state=1)
+    assert draws.shape == (10, 600)
+    np.testing.assert_allclose(draws.mean(axis=1), mean, atol=5 * std.max() / np.sqrt(600))
+    np.testing.assert_allclose(draws.std(axis=1), std, rtol=0.2)
+    assert np.array_equal(draws, fitted.sample_y(X, 600, random_state=1))
+
+
+def test_saved_models_predict_and_learn_on(waves, fitted, tmp_path):
+    X, y = waves
+    fitted.save(tmp_path / "model")
+    loaded = StreamingGPRegressor.load(tmp_path / "model")
+    for a, b in zip(fitted.predict(X, return_std=True), loaded.predict(X, return_std=True), strict=True):
+        np.testing.assert_array_equal(a, b)
+    first, second = (pickle.loads(pickle.dumps(m)).partial_fit(X[180:], y[180:]) for m in (fitted, loaded))
+    np.testing.assert_array_equal(first.predict(X), second.predict(X))
+    with pytest.raises(RunMismatch, match="holds a StreamingGPRegressor"):
+        StreamingGPClassifier.load(tmp_path / "model")
+
+
+def test_forgetting_and_visiting_again(waves, fitted):
+    X, y = waves
+    model = pickle.loads(pickle.dumps(fitted))
+    _, before = model.predict(X[:60], return_std=True)
+    _, after = model.forget(0).predict(X[:60], return_std=True)
+    assert after.mean() > before.mean()
+    model = pickle.loads(pickle.dumps(fitted))
+    mean = model.predict(X)
+    # What was learnt since about scales and hyperparameters makes a small difference.
+    assert np.abs(model.revisit(0, X[:60], y[:60]).predict(X) - mean).max() < 0.5
+    with pytest.raises(InputError, match="keep_factors"):
+        StreamingGPRegressor().fit(X[:60], y[:60]).forget(0)
+
+
+def test_batches_that_are_hardly_there():
+    model = StreamingGPRegressor()
+    model.partial_fit(np.array([[1.0, 5.0]]), [3.0])
+    assert model.predict([[1.0, 5.0]]) == pytest.approx(3.0, abs=1.0)
+    model.partial_fit(np.array([[2.0, 5.0], [2.0, 5.0], [3.0, 5.0]]), [4.0, 4.2, 5.0])
+    assert np.all(np.isfinite(model.predict([[2.5, 5.0]], return_std=True)))
+    with pytest.raises(ValueError, match="NaN"):
+        model.partial_fit(np.array([[np.nan, 5.0]]), [1.0])
+    with pytest.raises(ValueError, match="features"):
+        model.partial_fit(np.ones((3, 3)), np.ones(3))
+    with pytest.raises(InputError, match="another number of columns"):
+        model.partial_fit(np.ones((3, 2)), np.ones((3, 2)))
+
+
+def test_several_outputs_share_a_kernel(waves):
+    X, y = waves
+    both = StreamingGPRegressor().fit(X[:60], np.stack([y, -3 * y], axis=1)[:60])
+    mean, std = both.predict(X[180:], return_std=True)
+    assert mean.shape == std.shape == (60, 2)
+    assert both.score(X[180:], np.stack([y, -3 * y], axis=1)[180:]) > 0.8
+    assert both.sample_y(X[:5], 3).shape == (5, 2, 3)
+
+
+@pytest.mark.parametrize("likelihood", ["poisson", "student-t"])
+def test_other_likelihoods(likelihood):
+    generator = np.random.default_rng(0)
+    X = generator.uniform(-2, 2, (150, 1))
+    rate = np.exp(1 + np.sin(2 * X[:, 0]))
+    y = generator.poisson(rate) if likelihood == "poisson" else rate + 0.1 * generator.standard_t(3, 150)
+    model = StreamingGPRegressor(likelihood=likelihood)
+    for part in np.split(np.arange(150), 3):
+        model.partial_fit(X[part], y[part])
+    assert np.corrcoef(model.predict(X), rate)[0, 1] > 0.95
+    if likelihood == "poisson":
+        with pytest.raises(InputError, match="counts"):
+            model.partial_fit(X[:5], y[:5] + 0.5)
+
+
+def test_classes_over_a_stream():
+    from sklearn.datasets import load_iris
+
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    order = np.random.default_rng(0).permutation(150)
+    model = StreamingGPClassifier()
+    model.partial_fit(X[order[:50]], names[order[:50]], classes=np.unique(names))
+    model.partial_fit(X[order[50:100]], names[order[50:100]])
+    probabilities = model.predict_proba(X[order[100:]])
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert model.score(X[order[100:]], names[order[100:]]) > 0.9
+    with pytest.raises(InputError, match="'other' was not named"):
+        model.partial_fit(X[:2], ["setosa", "other"])
+    with pytest.raises(InputError, match="only one class"):
+        StreamingGPClassifier().partial_fit(X[:5], names[:5])
+    with pytest.raises(InputError, match="likelihood"):
+        StreamingGPClassifier(likelihood="poisson").fit(X, y)
+
+
+def test_pipelines_clones_and_cross_validation(waves):
+    X, y = waves
+    model = StreamingGPRegressor(kernel=pt.gp.kernels.Matern52(), batch_size=60)
+    assert clone(model).get_params() == model.get_params()
+    scores = cross_val_score(make_pipeline(MinMaxScaler(), model), X[:180], y[:180], cv=3)
+    assert scores.min() > 0.7
+
+
+def test_hyperparameters_are_believed_within_intervals(fitted):
+    low, high = fitted.hyperparameter_intervals()["likelihood.noise"]
+    middle = fitted.hyperparameters_["likelihood.noise"]
+    assert low < middle < high
+    assert fitted.pseudo_points_.shape == (30, 2)
+    assert np.abs(fitted.pseudo_points_).max() < 10
+    assert np.isfinite(fitted.log_evidence_)
+
+
+def test_running_moments_are_those_of_all_rows():
+    generator = np.random.default_rng(0)
+    rows = generator.normal(3, 2, (50, 2)) * [1, 0]
+    moments = Moments()
+    for part in np.split(rows, [1, 20]):
+        moments = moments.with_rows(part)
+    np.testing.assert_allclose(moments.affine.mean, rows.mean(axis=0))
+    np.testing.assert_allclose(moments.affine.scale, [rows[:, 0].std(), 1.0])

@@ -1,0 +1,147 @@
+"""The paper's experiments with streams, small: rows, pictures, data, and the exact process they are compared with."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+import partita as pt
+from partita.errors import InputError
+from partita.reproduce import banana, robot_arm, streaming_1d
+from partita.reproduce.pictures import beliefs, frames, surfaces
+
+
+def rows_of(cell):
+    rows = [{"method": cell.method, "setting": cell.setting, "seed": cell.seed, **row} for row in cell.run()]
+    json.dumps(rows, allow_nan=False)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def arm():
+    X, Y = pt.datasets.load("simulated-arm")
+    return (X[:240], Y[:240]), (X[240:400], Y[240:400])
+
+
+def test_an_arm_needs_torques_that_physics_says():
+    """The second joint's is linear in inertia, coupling, centrifugal force, weight and friction."""
+    X, Y = pt.datasets.load("simulated-arm")
+    assert (X.shape, Y.shape) == ((3000, 6), (3000, 2))
+    a, b, speed, other, push, second = X.T
+    terms = [push, second, np.cos(b) * push, np.sin(b) * speed**2, np.cos(a + b), other]
+    found, residual, *_ = np.linalg.lstsq(np.stack(terms, axis=1), Y[:, 1])
+    np.testing.assert_allclose(found, [1 / 3, 1 / 3, 0.5, 0.5, 9.81 / 2, 0.5], atol=0.05)
+    assert residual[0] / len(Y) < (0.021 * Y[:, 1].std()) ** 2
+    # What is accelerated is what moves: differences along the path say so too.
+    step = 60 / 2999
+    np.testing.assert_allclose(np.gradient(a, step)[1:-1], speed[1:-1], atol=0.01)
+    np.testing.assert_allclose(np.gradient(speed, step)[1:-1], push[1:-1], atol=0.02)
+
+
+def test_robot_arm_rows(arm):
+    scale = replace(robot_arm.QUICK, batches=3, points=4, memory=80)
+    cells = robot_arm.cells(arm, scale, None, [0], [1])
+    assert [cell.method for cell in cells] == list(robot_arm.METHODS)
+    assert len({cell.path for cell in cells}) == 4
+    for cell in cells:
+        if cell.method not in ("private", "limited-memory"):
+            continue
+        rows = rows_of(cell)
+        assert set(rows[0]) == set(robot_arm.KEYS)
+        assert [row["round"] for row in rows] == [1, 2, 3]
+        assert rows[-1]["points"] == {"limited-memory": 80}.get(cell.method, 12)
+        assert all(row["smse"] > 0 and 0 <= row["coverage"] <= 1 for row in rows)
+        assert cell.work > 0
+
+
+def test_streams_are_sorted_and_complete(arm):
+    batches = robot_arm.sorted_batches(arm[0], 1, 0, 4)
+    joined = np.concatenate([X for X, _ in batches])
+    assert np.all(np.diff(joined[:, 1]) >= 0)
+    assert sorted(np.concatenate([y for _, y in batches])) == sorted(arm[0][1][:, 0])
+
+
+def test_limited_memory_is_an_exact_process_of_the_latest_rows(arm):
+    (X, Y), (X_test, _) = arm
+    model = robot_arm.LimitedMemory(60).partial_fit(X[:50], Y[:50, 0]).partial_fit(X[50:110], Y[50:110, 0])
+    assert np.array_equal(model.X, X[50:110])
+    variance, noise, lengths = np.exp(model.free[0]), np.exp(2 * model.free[1]), np.exp(model.free[2:])
+    Z, t = (model.X - model.centre) / model.spread, (model.y - model.mean) / model.scale
+    reference = GaussianProcessRegressor(variance * RBF(lengths) + WhiteKernel(noise), alpha=0.0, optimizer=None)
+    reference.fit(Z, t)
+    mean, std = reference.predict((X_test - model.centre) / model.spread, return_std=True)
+    ours, spread = model.predict(X_test)
+    np.testing.assert_allclose(ours, mean * model.scale + model.mean, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(spread, std * model.scale, rtol=1e-5)
+    assert model.log_evidence_ == pytest.approx(reference.log_marginal_likelihood_value_, rel=1e-6)
+
+
+def test_scores_by_hand():
+    y = np.array([0.0, 2.0])
+    found = robot_arm.scores(np.array([0.0, 1.0]), np.array([1.0, 0.4]), y)
+    assert found["smse"] == pytest.approx(0.5)
+    assert found["coverage"] == 0.5
+    expected = np.mean(0.5 * np.log(2 * np.pi * np.array([1, 0.16])) + 0.5 * np.array([0, 1 / 0.16]))
+    assert found["nlpd"] == pytest.approx(expected)
+
+
+def test_banana_rows_and_pictures():
+    data = banana.load(quick=True)
+    scale = banana.Scale(points=4, steps=10, draws=4)
+    cells = banana.cells(data, scale, ["streaming-ml", "streaming-vi", "nuts"], 1)
+    assert [(cell.setting, cell.method) for cell in cells] == [
+        (banana.SETTINGS[0], "streaming-ml"),
+        (banana.SETTINGS[0], "streaming-vi"),
+        (banana.SETTINGS[0], "nuts"),
+        (banana.SETTINGS[1], "streaming-ml"),
+        (banana.SETTINGS[1], "streaming-vi"),
+    ]
+    rows = [row for cell in cells[:3] for row in rows_of(cell)]
+    assert set(banana.KEYS) < set(rows[0])
+    assert [row["round"] for row in rows] == [1, 2, 3, 1, 2, 3, 1]
+    assert np.shape(rows[0]["surface"]) == (banana.GRID, banana.GRID)
+    # A point has one value, a distribution has draws.
+    assert len(rows[2]["drawn"]["variance"][0]) == 1
+    assert len(rows[5]["drawn"]["lengthscale"][1]) == 400
+    assert len(surfaces(rows).data) == 7 * 4
+    assert len(beliefs(rows).data) == 9
+
+
+def test_the_second_batch_of_the_failure_has_ten_rows():
+    data = banana.load(quick=True)[0]
+    sizes = [len(y) for _, y in banana.parts(data, banana.SETTINGS[1])]
+    assert sizes == [40, 10, 70]
+    assert [len(y) for _, y in banana.parts(data, banana.SETTINGS[0])] == [40, 40, 40]
+
+
+def test_a_stream_in_one_dimension():
+    rows = rows_of(streaming_1d.cells(["private"], 1)[0])
+    assert set(streaming_1d.KEYS) < set(rows[0])
+    assert rows[-1]["smse"] < 0.15 < rows[0]["smse"]
+    points = [row["points"] for row in rows]
+    assert points[0] == 5
+    assert np.all(np.diff(points) > 0)
+    assert points[-1] <= 25
+    assert len(frames(rows, streaming_1d.truth).data) == 6 * 5
+
+
+def test_files_that_are_missing_or_wrong(tmp_path, monkeypatch):
+    monkeypatch.delenv("PARTITA_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("banana", "barrett-wam"):
+        with pytest.raises(InputError, match="set PARTITA_DATA"):
+            pt.datasets.load_split(name)
+    (tmp_path / "barrett_wam.mat").write_bytes(b"not a file of MATLAB")
+    with pytest.raises(InputError, match="expected a MATLAB file"):
+        pt.datasets.load_split("barrett-wam", tmp_path)
+    (tmp_path / "banana").mkdir()
+    with pytest.raises(InputError, match="banana_train_x.txt"):
+        pt.datasets.load_split("banana", tmp_path)
+    for part, rows in (("train", 3), ("test", 2)):
+        np.savetxt(tmp_path / "banana" / f"banana_{part}_x.txt", np.ones((rows, 2)), delimiter=",")
+        np.savetxt(tmp_path / "banana" / f"banana_{part}_y.txt", np.array([1, -1, 1])[:rows])
+    (X, y), (_, y_test) = pt.datasets.load_split("banana", tmp_path)
+    assert (X.shape, y.tolist(), y_test.tolist()) == ((3, 2), [1, 0, 1], [1, 0])
