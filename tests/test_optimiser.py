@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import partita as pt
-from partita.damping import Auto, Fixed, Optimiser
+from partita.damping import Auto, Fixed, Optimiser, Proposal
 from partita.damping.optimiser import Pairs
 from partita.errors import InputError
 from partita.expectations import ClosedForm, GaussHermite, GaussNewton
@@ -31,6 +31,24 @@ def two_loops(moves, changes, scaling, gradient):
     for s, y, alpha in zip(moves, changes, reversed(alphas), strict=True):
         r = r + s * (alpha - y @ r / (s @ y))
     return r
+
+
+def test_sites_that_went_ways_of_different_lengths_give_the_curvature_of_all():
+    """Quadratic log likelihoods, each with a Hessian of its own: a plain sum of changes would be off."""
+    generator = np.random.default_rng(0)
+    hessians = [np.diag(generator.uniform(0.1, 5, 4)) for _ in range(3)]
+    way = generator.normal(size=4)
+    start = generator.normal(size=(3, 4))
+    lengths = (0.3, 0.9, 1.8)  # their mean is one
+    before = {site: (start[site], -hessians[site] @ start[site]) for site in range(3)}
+    there = [start[site] + lengths[site] * way for site in range(3)]
+    now = {site: (there[site], -hessians[site] @ there[site]) for site in range(3)}
+    prior = pt.families.MeanField(np.zeros(4), np.full(4, 2.0))
+    proposal = Proposal(range(3), prior, prior, prior, prior)
+    tempering = Optimiser().begin(3, True)
+    tempering._pair(before, now, proposal)
+    assert_allclose(tempering.pairs.moves[0], way)
+    assert_allclose(tempering.pairs.changes[0], (sum(hessians) + 2.0 * np.eye(4)) @ way)
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])
