@@ -241,7 +241,9 @@ def robot_arm(
     orders: Annotated[
         int | None, typer.Option(min=1, help="How many joints to sort by; all of them, if left out.")
     ] = None,
-    outputs: Annotated[str, typer.Option(help="Which torques, counted from 1 and separated by commas, or all.")] = "3",
+    outputs: Annotated[
+        str | None, typer.Option(help="Which torques, counted from 1 and separated by commas, or all.")
+    ] = None,
     data: Data = None,
     out: Out = Path("robot-arm"),
     json: Json = False,
@@ -254,7 +256,7 @@ def robot_arm(
     arm = study.load(quick, data)
     joints, torques = arm[0][0].shape[1] // 3, arm[0][1].shape[1]
     known = [str(number) for number in range(1, torques + 1)]
-    wanted = known if outputs == "all" else ["1"] if quick else outputs.split(",")
+    wanted = known if outputs == "all" else (outputs or ("1" if quick else "3")).split(",")
     chosen = [int(checked("--outputs", number.strip(), known)) - 1 for number in wanted]
     scale = study.QUICK if quick else study.FULL
     cells = study.cells(arm, scale, names, range(joints if orders is None else min(orders, joints)), chosen)

@@ -1,6 +1,7 @@
 """The scikit-learn face: Gaussian processes that follow a stream."""
 
 import os
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -40,8 +41,17 @@ class Moments:
     def affine(self) -> Affine:
         """Columns that do not vary are left in their own units."""
         scale = np.sqrt(np.asarray(self.total) / max(self.count, 1))
-        size = np.maximum(np.abs(self.mean), 1)
-        return Affine(np.asarray(self.mean, float), np.where(scale > 1e-12 * size, scale, 1.0))
+        return Affine(np.asarray(self.mean, float), np.where(self._varies(scale), scale, 1.0))
+
+    @property
+    def shared(self) -> Affine:
+        """With one scale for all columns, that of the one that varies most."""
+        scale = np.sqrt(np.asarray(self.total) / max(self.count, 1))
+        largest = np.max(np.where(self._varies(scale), scale, 0.0))
+        return Affine(np.asarray(self.mean, float), np.full_like(scale, largest if largest > 0 else 1.0))
+
+    def _varies(self, scale: np.ndarray) -> np.ndarray:
+        return scale > 1e-12 * np.abs(self.mean)
 
 
 class _StreamingGP(BaseEstimator):
@@ -50,6 +60,8 @@ class _StreamingGP(BaseEstimator):
     stream_: Stream
     inputs_: Moments
     targets_: Moments
+    scales_inputs_: bool
+    scales_targets_: bool
     _single: bool
     _default_likelihood: str
 
@@ -104,50 +116,47 @@ class _StreamingGP(BaseEstimator):
             max_points=self.max_points,
             variance_threshold=self.variance_threshold,
             selection=self.selection,
-            moves=self.move_points and self.hyperparameters != "fixed",
+            moves=self.move_points,
             steps=self.steps,
             learning_rate=self.learning_rate,
             samples=self.samples,
         )
 
-    def _reset(self) -> None:
-        for name in ("stream_", "inputs_", "targets_", "classes_", "n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-
-    @property
-    def _standardises_targets(self) -> bool:
-        return self.standardise and isinstance(self._gp().likelihood, likelihoods.Normal | likelihoods.StudentT)
+    def _begin(self, features: int, outputs: int) -> None:
+        """A stream that has seen nothing."""
+        gp = self._gp()
+        seed = 0 if self.random_state is None else int(self.random_state)
+        self.stream_ = Stream.begin(gp, self._learning(), features, outputs, seed, self.keep_factors)
+        self.inputs_, self.targets_ = Moments(), Moments()
+        self.scales_inputs_ = bool(self.standardise)
+        self.scales_targets_ = self.scales_inputs_ and isinstance(
+            gp.likelihood, likelihoods.Normal | likelihoods.StudentT
+        )
 
     def _absorb(self, X: np.ndarray, y: np.ndarray) -> None:
-        """X [rows, features], y [rows, outputs], in their own units."""
-        gp, learning = self._gp(), self._learning()
-        gp.likelihood.check(y)
-        inputs = self.inputs_.with_rows(X) if hasattr(self, "stream_") else Moments().with_rows(X)
-        targets = self.targets_.with_rows(y) if hasattr(self, "stream_") else Moments().with_rows(y)
-        if hasattr(self, "stream_"):
-            stream = self.stream_
-            if self.standardise:
-                units = (self._units(self.targets_), self._units(targets)) if self._standardises_targets else None
-                stream = stream.rescaled(self.inputs_.affine, inputs.affine, units)
-        else:
-            seed = 0 if self.random_state is None else int(self.random_state)
-            stream = Stream.begin(gp, learning, X.shape[1], y.shape[1], seed, self.keep_factors)
-        scaled = stream.absorb(self._scaled_inputs(X, inputs), self._scaled_targets(y, targets))
-        self.inputs_, self.targets_, self.stream_ = inputs, targets, scaled
-
-    def _units(self, targets: Moments) -> Affine:
-        """Of all targets alike, where they share a likelihood: the largest scale, and each one's mean."""
-        affine = targets.affine
-        return Affine(affine.mean, np.full_like(affine.scale, affine.scale.max()))
+        """X [rows, features], y [rows, outputs], in their own units. Nothing changes if it fails."""
+        stream = self.stream_
+        stream.gp.likelihood.check(y)
+        learning = self._learning()
+        if learning.hyperparameters != stream.learning.hyperparameters:
+            raise InputError("hyperparameters: cannot change within a stream: call fit, or begin another one")
+        stream = replace(stream, learning=learning)
+        inputs, targets = self.inputs_.with_rows(X), self.targets_.with_rows(y)
+        if self.scales_inputs_ and stream.batches:
+            units = (self.targets_.shared, targets.shared) if self.scales_targets_ else None
+            stream = stream.rescaled(self.inputs_.affine, inputs.affine, units)
+        stream = stream.absorb(self._scaled_inputs(X, inputs), self._scaled_targets(y, targets))
+        if self.scales_targets_:
+            # Densities of standardised targets are higher by the scale.
+            evidence = stream.log_evidence - y.size * np.log(targets.shared.scale[0])
+            stream = replace(stream, log_evidence=float(evidence))
+        self.inputs_, self.targets_, self.stream_ = inputs, targets, stream
 
     def _scaled_inputs(self, X: np.ndarray, inputs: Moments) -> np.ndarray:
-        return (X - inputs.affine.mean) / inputs.affine.scale if self.standardise else X
+        return (X - inputs.affine.mean) / inputs.affine.scale if self.scales_inputs_ else X
 
     def _scaled_targets(self, y: np.ndarray, targets: Moments) -> np.ndarray:
-        if not self._standardises_targets:
-            return y.T
-        units = self._units(targets)
-        return ((y - units.mean) / units.scale).T
+        return ((y - targets.shared.mean) / targets.shared.scale).T if self.scales_targets_ else y.T
 
     def _latent(self, X: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         check_is_fitted(self, "stream_")
@@ -157,7 +166,7 @@ class _StreamingGP(BaseEstimator):
     def _responses(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of y [outputs, rows], averaged over draws of the hyperparameters; standardised."""
         m, v, drawn = self._latent(X)
-        gp = self._gp()
+        gp = self.stream_.gp
         with precision(np.float64):
             each = [
                 gp.likelihood.response(gp.split({name: a[s] for name, a in drawn.items()})[1], m[s], v[s])
@@ -169,7 +178,10 @@ class _StreamingGP(BaseEstimator):
 
     @property
     def log_evidence_(self) -> float:
-        """A lower bound of log p(y_1) + log p(y_2 | y_1) + …, in the units that targets had; unknown after `forget`."""
+        """log p(y_1) + log p(y_2 | y_1) + …, each term from below; unknown after `forget` and `revisit`.
+
+        With "ml", each term is at that batch's hyperparameters, so the sum is no bound.
+        """
         check_is_fitted(self, "stream_")
         return self.stream_.log_evidence
 
@@ -178,7 +190,7 @@ class _StreamingGP(BaseEstimator):
         """Where the pseudo-points are, in the units of the inputs."""
         check_is_fitted(self, "stream_")
         points = self.stream_.points
-        return points * self.inputs_.affine.scale + self.inputs_.affine.mean if self.standardise else points
+        return points * self.inputs_.affine.scale + self.inputs_.affine.mean if self.scales_inputs_ else points
 
     @property
     def hyperparameters_(self) -> dict[str, np.ndarray]:
@@ -199,7 +211,10 @@ class _StreamingGP(BaseEstimator):
         }
 
     def forget(self, batch: int) -> Self:
-        """Divide a batch's factor out; what it taught about hyperparameters and scales stays. Needs `keep_factors`."""
+        """Divide a batch's factor out; what it taught about hyperparameters and scales stays.
+
+        Batches count from 0, and those after it move up by one. Needs `keep_factors`.
+        """
         check_is_fitted(self, "stream_")
         self.stream_ = self.stream_.without(batch)
         return self
@@ -211,16 +226,27 @@ class _StreamingGP(BaseEstimator):
         """
         check_is_fitted(self, "stream_")
         X, y = self._checked(X, y, first=False)
+        self.stream_.gp.likelihood.check(y)
         self.stream_ = self.stream_.refined(
             batch, self._scaled_inputs(X, self.inputs_), self._scaled_targets(y, self.targets_)
         )
         return self
 
+    def _started(self, X: Any, y: Any, **more: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Checked, with a stream to take them."""
+        first = not hasattr(self, "stream_")
+        X, y = self._checked(X, y, first=first, **more)
+        if first:
+            self._gp().likelihood.check(y)
+            self._begin(X.shape[1], y.shape[1])
+        return X, y
+
     def fit(self, X: Any, y: Any) -> Self:
         """Begin anew, with rows in batches of `batch_size`, in the order in which they are."""
         check_count(batch_size=self.batch_size)
-        self._reset()
         X, y = self._checked(X, y, first=True)
+        self._gp().likelihood.check(y)
+        self._begin(X.shape[1], y.shape[1])
         for start in range(0, len(X), self.batch_size):
             self._absorb(X[start : start + self.batch_size], y[start : start + self.batch_size])
         return self
@@ -228,18 +254,19 @@ class _StreamingGP(BaseEstimator):
     def save(self, path: str | os.PathLike) -> None:
         """Write one file, complete or not at all; `load` reads it. Factors of single batches are not kept."""
         check_is_fitted(self, "stream_")
-        settings = {**self.get_params(), "kernel": self._gp().kernel, "likelihood": self._gp().likelihood}
-        settings["kernel"] = kernels.to_settings(settings["kernel"])
-        settings["likelihood"] = likelihoods.to_settings(settings["likelihood"])
         stream = self.stream_
+        settings = {
+            **self.get_params(),
+            "kernel": kernels.to_settings(stream.gp.kernel),
+            "likelihood": likelihoods.to_settings(stream.gp.likelihood),
+            "standardise": self.scales_inputs_,
+        }
         arrays = {f"factor.{name}": np.asarray(a) for name, a in stream.factor._asdict().items()}
         for name, part in stream.hyper._asdict().items():
             arrays |= {f"hyper.{name}.{key}": np.asarray(value) for key, value in part.items()}
         for name in ("inputs_", "targets_"):
             moments = getattr(self, name)
             arrays |= {f"{name}.mean": np.asarray(moments.mean), f"{name}.total": np.asarray(moments.total)}
-        if hasattr(self, "classes_"):
-            arrays["classes_"] = np.asarray(self.classes_)
         about = {
             "version": __version__,
             "estimator": type(self).__name__,
@@ -249,6 +276,7 @@ class _StreamingGP(BaseEstimator):
             "jitter": stream.jitter,
             "log_evidence": None if np.isnan(stream.log_evidence) else stream.log_evidence,
             "names": getattr(self, "feature_names_in_", np.array([])).tolist(),
+            "classes": self.classes_.tolist() if hasattr(self, "classes_") else [],
             "single": getattr(self, "_single", True),
         }
         write_arrays(path, arrays, plain(about))
@@ -267,21 +295,21 @@ class _StreamingGP(BaseEstimator):
             name: {key.split(".", 2)[2]: value for key, value in arrays.items() if key.startswith(f"hyper.{name}.")}
             for name in Hyper._fields
         }
-        loaded.stream_ = Stream(
-            loaded._gp(),
-            loaded._learning(),
-            Hyper(**parts),
-            Factor(**{name: arrays[f"factor.{name}"] for name in Factor._fields}),
+        factor = Factor(**{name: arrays[f"factor.{name}"] for name in Factor._fields})
+        loaded._begin(factor.points.shape[1], len(factor.shift))
+        loaded.stream_ = replace(
+            loaded.stream_,
+            hyper=Hyper(**parts),
+            factor=factor,
             log_evidence=np.nan if about["log_evidence"] is None else about["log_evidence"],
             jitter=about["jitter"],
             batches=about["batches"],
-            seed=0 if loaded.random_state is None else int(loaded.random_state),
         )
         for name in ("inputs_", "targets_"):
             setattr(loaded, name, Moments(about["count"], arrays[f"{name}.mean"], arrays[f"{name}.total"]))
-        if "classes_" in arrays:
-            loaded.classes_ = arrays["classes_"]
-        loaded.n_features_in_ = arrays["factor.points"].shape[1]
+        if about["classes"]:
+            loaded.classes_ = np.array(about["classes"])
+        loaded.n_features_in_ = factor.points.shape[1]
         if about["names"]:
             loaded.feature_names_in_ = np.array(about["names"], dtype=object)
         loaded._single = about["single"]
@@ -300,10 +328,10 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         points_per_batch: pseudo-points added with every batch.
         pseudo_points: "private" leaves those of earlier batches where they are; "shared" moves all at every batch.
         hyperparameters: "variational" keeps a distribution over them, "ml" the best point, "fixed" the given ones.
-        max_points: how many pseudo-points there may be; time and memory are bounded by it.
+        max_points: how many pseudo-points there may be; time and memory grow with the stream without it.
         variance_threshold: add fewer points where rows are determined up to this share of the prior variance.
         selection: of new points: "variance" (the rows that are determined least) or "k-means".
-        move_points: whether new points are then moved by gradient.
+        move_points: whether new points are then moved by gradient, while there are fewer than `max_points`.
         steps: of the optimiser, per batch.
         learning_rate: of the optimiser.
         samples: draws of the hyperparameters per step.
@@ -339,15 +367,15 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
 
     def partial_fit(self, X: Any, y: Any) -> Self:
         """One more batch: the posterior so far is its prior."""
-        X, y = self._checked(X, y, first=not hasattr(self, "stream_"))
+        X, y = self._started(X, y)
         self._absorb(X, y)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of new observations, and their standard deviation, noise included."""
         mean, variance = self._responses(X)
-        if self._standardises_targets:
-            units = self._units(self.targets_)
+        if self.scales_targets_:
+            units = self.targets_.shared
             mean, variance = mean * units.scale[:, None] + units.mean[:, None], variance * units.scale[:, None] ** 2
         mean, std = mean.T, np.sqrt(variance).T
         if self._single:
@@ -359,19 +387,19 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         check_is_fitted(self, "stream_")
         X = validate_data(self, X, reset=False, dtype=np.float64)
         m, S, drawn = self.stream_.joint(self._scaled_inputs(X, self.inputs_), DRAWS)
-        generator, gp = np.random.default_rng(random_state), self._gp()
-        roots = [[_root(matrix) for matrix in part] for part in S]
+        generator, gp = np.random.default_rng(random_state), self.stream_.gp
+        chosen = generator.integers(len(m), size=n_samples)
+        roots = {which: [_root(matrix) for matrix in S[which]] for which in np.unique(chosen)}
         out = np.empty((len(X), m.shape[1], n_samples))
         with precision(np.float64):
-            for number in range(n_samples):
-                which = generator.integers(len(m))
+            for number, which in enumerate(chosen):
                 params = gp.split({name: value[which] for name, value in drawn.items()})[1]
                 for output in range(m.shape[1]):
                     root = roots[which][min(output, len(roots[which]) - 1)]
                     f = m[which, output] + root @ generator.standard_normal(len(X))
                     out[:, output, number] = gp.likelihood.draw(params, f, generator)
-        if self._standardises_targets:
-            units = self._units(self.targets_)
+        if self.scales_targets_:
+            units = self.targets_.shared
             out = out * units.scale[:, None] + units.mean[:, None]
         return out[:, 0] if self._single else out
 
@@ -394,6 +422,8 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
             self.classes_ = np.unique(y if classes is None else classes)
             if len(self.classes_) < 2:
                 raise InputError("y: has only one class; with partial_fit, name all of them: classes=[...]")
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise InputError(f"classes: cannot change within a stream, where they are {self.classes_.tolist()}")
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise InputError(f"y: the class {unknown.tolist()[0]!r} was not named before: {self.classes_.tolist()}")
@@ -403,7 +433,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """One more batch; the first has to name all `classes`, unless it shows them."""
-        X, y = self._checked(X, y, first=not hasattr(self, "stream_"), classes=classes)
+        X, y = self._started(X, y, classes=classes)
         self._absorb(X, y)
         return self
 

@@ -51,12 +51,16 @@ def test_expectations_sites_and_responses(likelihood, y, log_prob):
     assert np.isfinite(float(first[0]))
 
 
-def test_an_outlier_has_no_curvature_to_give():
+def test_an_outlier_counts_less():
+    likelihood = likelihoods.StudentT(0.5, 5.0)
     with precision(np.float64):
-        given = (likelihoods.StudentT(0.5, 5.0).initial(), np.array([0.3]), np.array([0.5]), np.array([9.0]))
-        g, h = likelihoods.StudentT().sites(*given)
-    assert 0 < float(h[0]) < 1e-9
-    assert 0 < float(g[0]) < 1
+        m, v = np.array([0.3, 0.3]), np.array([0.5, 0.5])
+        g, h = (np.asarray(part) for part in likelihood.sites(likelihood.initial(), m, v, np.array([0.7, 9.0])))
+    assert 0 < h[1] < 0.1 * h[0]
+    # It pulls, but not as its distance would.
+    assert 0 < g[1] - h[1] * 0.3 < 2
+    with pytest.raises(InputError, match="more than 2"):
+        likelihoods.StudentT(freedom=1.5)
 
 
 def test_draws_have_the_moments_that_are_claimed():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from scipy import integrate, stats
@@ -9,7 +10,7 @@ from scipy import integrate, stats
 import partita as pt
 from partita.errors import ImproperDensity, InputError
 from partita.gp import Learning, SparseGP, Stream, kernels, likelihoods
-from partita.gp.stream import Affine
+from partita.gp.stream import Affine, enlarged, padded
 
 FIXED = Learning("fixed", points_per_batch=100)
 KERNEL = kernels.Matern32(variance=1.3, lengthscale=0.8)
@@ -200,6 +201,55 @@ def test_one_row_against_quadrature(likelihood):
     assert stream.log_evidence == pytest.approx(np.log(moments[0]), abs=0.03)
     assert m[0, 0, 0] == pytest.approx(mean, abs=0.06)
     assert np.sqrt(v[0, 0, 0]) == pytest.approx(np.sqrt(second - mean**2), rel=0.1)
+
+
+HARD = [
+    (likelihoods.StudentT(0.1), 1.0),
+    (likelihoods.Poisson(), 4.0),
+    (likelihoods.Logit(), 400.0),
+    (likelihoods.Probit(), 400.0),
+]
+
+
+@pytest.mark.parametrize(("likelihood", "variance"), HARD, ids=["student-t", "poisson", "logit", "probit"])
+def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
+    """And ends where it no longer moves: large counts, outliers, a prior that is almost flat."""
+    X, y = one_dimensional(40)
+    y = {likelihoods.Poisson: np.round(300 * np.exp(y)), likelihoods.StudentT: y + 5.0 * (np.arange(40) % 13 == 0)}.get(
+        type(likelihood), (y > 0).astype(float)
+    )
+    gp, batch = SparseGP(kernels.Matern32(variance, 0.8), likelihood), padded(X, y[None])
+    stream = Stream.begin(gp, dataclasses.replace(FIXED, points_per_batch=20), 1)
+    with pt.runtime.precision(np.float64):
+        points, present, _, keeps = stream._placed(batch)
+        old = enlarged(stream.factor, len(present))
+
+        @jax.jit
+        def turn(sites, share):
+            def bound(sites):
+                return gp.free_energy(stream.params, points, present, old, batch, sites, 1e-9, keeps)
+
+            return gp.improved(sites, share, bound), bound(sites)[0]
+
+        state, totals = (gp.first_sites(batch), np.ones(())), []
+        for _ in range(40):
+            state, total = turn(*state)
+            totals.append(float(total))
+    assert np.all(np.diff(totals) >= -1e-6 * np.abs(totals[0]))
+    assert totals[-1] - totals[-10] < 1e-2 * abs(totals[-1]) + 0.1
+    settled = stream.absorb(X, y[None])
+    assert settled.log_evidence == pytest.approx(totals[-1], abs=0.1 + 1e-3 * abs(totals[-1]))
+
+
+def test_a_bounded_stream_with_white_noise_does_not_forget():
+    X, y = one_dimensional(24)
+    kernel = KERNEL + kernels.White(0.05)
+    learning = dataclasses.replace(FIXED, points_per_batch=24, max_points=24, variance_threshold=0.5)
+    stream = streamed([(X, y)], learning, kernel)
+    before = stream.latent(X)[0]
+    for number in range(20):
+        stream = stream.absorb(np.array([[20.0 + 0.001 * number]]), np.zeros((1, 1)))
+    assert np.abs(stream.latent(X)[0] - before).max() < 0.2
 
 
 def test_logistic_processes_are_logistic_regressions_on_whitened_features():

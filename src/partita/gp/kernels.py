@@ -40,6 +40,11 @@ class Kernel:
         own = jnp.arange(len(Z))
         return inside.at[own, own].set(self.diagonal(params, Z))
 
+    def between(self, params: Params, X: Array, Z: Array) -> Array:
+        """k between every row of X and every row of Z, where rows that are equal are the same input."""
+        own = self.diagonal(params, Z) - jnp.diag(self.cross(params, Z, Z))
+        return self.cross(params, X, Z) + own * jnp.all(X[:, None] == Z, axis=-1)
+
     def __add__(self, other: "Kernel") -> "Kernel":
         return Sum(self, other)
 
@@ -61,6 +66,8 @@ class Stationary(Kernel):
 
     def __post_init__(self) -> None:
         check_positive(f"{type(self).__name__}: ", variance=self.variance)
+        if np.ndim(self.lengthscale):  # type: ignore[arg-type]
+            object.__setattr__(self, "lengthscale", tuple(np.asarray(self.lengthscale, float).tolist()))
         for value in np.atleast_1d([] if self.lengthscale is None else self.lengthscale).tolist():
             check_positive(f"{type(self).__name__}: ", lengthscale=value)
 
@@ -72,7 +79,9 @@ class Stationary(Kernel):
         return {"variance": np.asarray(self.variance, float), "lengthscale": np.array(lengthscale, float)}
 
     def cross(self, params: Params, X: Array, Z: Array) -> Array:
-        X, Z = X / params["lengthscale"], Z / params["lengthscale"]
+        # Differences do not depend on the origin, but rounding does.
+        origin = jnp.mean(Z, axis=0)
+        X, Z = (X - origin) / params["lengthscale"], (Z - origin) / params["lengthscale"]
         square = jnp.sum(X**2, axis=1)[:, None] + jnp.sum(Z**2, axis=1) - 2 * X @ Z.T
         return params["variance"] * self.shape(jnp.maximum(square, 0))
 
@@ -186,6 +195,8 @@ KERNELS: dict[str, type[Kernel]] = {
 
 def to_settings(kernel: Kernel) -> dict[str, Any]:
     """A kernel as plain values, to store."""
+    if KERNELS.get(type(kernel).__name__) is not type(kernel):
+        raise InputError(f"kernel: {type(kernel).__name__} is not one of Partita's: its code cannot be stored")
     values = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
     plain = {name: to_settings(value) if isinstance(value, Kernel) else value for name, value in values.items()}
     return {"kernel": type(kernel).__name__, **plain}

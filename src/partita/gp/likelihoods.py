@@ -159,22 +159,38 @@ class Poisson(Likelihood):
 
 @dataclass(frozen=True)
 class StudentT(Likelihood):
-    """y = f + noise with heavy tails."""
+    """y = f + noise with heavy tails. Its degrees of freedom, more than two, are not learnt."""
 
     noise: float = 0.3
     freedom: float = 4.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.freedom <= 2:
+            raise InputError(f"StudentT: freedom: expected more than 2, got {self.freedom}")
+
+    def initial(self) -> dict[str, np.ndarray]:
+        return {"noise": np.asarray(self.noise, float)}
+
     def log_prob(self, params: Params, f: Array, y: Array) -> Array:
-        nu, scale = params["freedom"], params["noise"]
-        constant = jax.lax.lgamma((nu + 1) / 2) - jax.lax.lgamma(nu / 2) - 0.5 * jnp.log(nu * jnp.pi) - jnp.log(scale)
+        nu, scale = self.freedom, params["noise"]
+        constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - 0.5 * math.log(nu * math.pi) - jnp.log(scale)
         return constant - (nu + 1) / 2 * jnp.log1p(((y - f) / scale) ** 2 / nu)
 
+    def sites(self, params: Params, m: Array, v: Array, y: Array) -> tuple[Array, Array]:
+        """Where the curvature is not positive, that of a bound: the noise as a mixture of normal ones, each row's with
+        the precision that is expected of it (Tipping and Lawrence, 2005).
+        """
+        g, h = super().sites(params, m, v, y)
+        bound = (self.freedom + 1) / (self.freedom * params["noise"] ** 2 + (y - m) ** 2 + v)
+        positive = jnp.where(h > 0.1 * bound, h, bound)
+        return g + (positive - h) * m, positive
+
     def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
-        nu = params["freedom"]
-        return f, jnp.broadcast_to(jnp.where(nu > 2, params["noise"] ** 2 * nu / (nu - 2), jnp.inf), f.shape)
+        return f, jnp.broadcast_to(params["noise"] ** 2 * self.freedom / (self.freedom - 2), f.shape)
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        return f + float(params["noise"]) * generator.standard_t(float(params["freedom"]), f.shape)
+        return f + float(params["noise"]) * generator.standard_t(self.freedom, f.shape)
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -197,8 +213,10 @@ def named(likelihood: Any) -> Likelihood:
 
 def to_settings(likelihood: Likelihood) -> dict[str, Any]:
     """A likelihood as plain values, to store."""
-    (name,) = (name for name, kind in LIKELIHOODS.items() if type(likelihood) is kind)
-    return {"likelihood": name, **asdict(likelihood)}
+    names = [name for name, kind in LIKELIHOODS.items() if type(likelihood) is kind]
+    if not names:
+        raise InputError(f"likelihood: {type(likelihood).__name__} is not one of Partita's: its code cannot be stored")
+    return {"likelihood": names[0], **asdict(likelihood)}
 
 
 def from_settings(settings: dict[str, Any]) -> Likelihood:

@@ -100,7 +100,7 @@ class SparseGP:
             lost = jnp.zeros((), L.dtype)
         else:
             kernel = self.split(params)[0]
-            cross = present[:, None] * self.kernel.cross(kernel, points, old.points) * old.present
+            cross = present[:, None] * self.kernel.between(kernel, points, old.points) * old.present
             V = solve_triangular(L, cross, lower=True)
             left = self.kernel.gram(kernel, old.points) * (old.present[:, None] * old.present) - V.T @ V
             lost = -0.5 * jnp.sum(old.precision * left) * (len(old.shift) / len(old.precision))
@@ -122,7 +122,7 @@ class SparseGP:
         jitter: Array,
         keeps: bool,
     ) -> tuple[Array, Array, Sites]:
-        """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df; the same without the batch, exactly; better sites.
+        """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df; the same without the batch, exactly; the sites to go to.
 
         Sites are what the bound is evaluated with. Where the likelihood is Gaussian the best are known at once.
         """
@@ -149,14 +149,22 @@ class SparseGP:
             sites = jax.lax.stop_gradient(Sites(g * batch.weights, h * batch.weights))
         return total, before, sites
 
-    def first_sites(self, params: Params, batch: Batch) -> Sites:
-        """Where refinements of sites start: around the prior."""
-        kernel, likelihood = self.split(params)
-        m = jnp.zeros_like(batch.y)
-        v = jnp.broadcast_to(self.kernel.diagonal(kernel, batch.X), m.shape)
-        g, h = self.likelihood.sites(likelihood, m, v, batch.y)
+    def first_sites(self, batch: Batch) -> Sites:
+        """Where refinements of sites start: as if nothing had been seen."""
         rows = 1 if self.likelihood.exact else len(batch.y)
-        return Sites(g * batch.weights, h[:rows] * batch.weights)
+        return Sites(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y)[:rows])
+
+    def improved(self, sites: Sites, share: Array, bound: Callable[[Sites], tuple[Array, Array, Sites]]) -> Any:
+        """Sites moved by a share of the way that natural gradients point, if the bound is no lower there.
+
+        The share of the next move is twice this one's, or half of it where this one did not help.
+        """
+        here, _, target = bound(sites)
+        moved = jax.tree.map(lambda s, t: s + share * (t - s), sites, target)
+        there = bound(moved)[0]
+        better = there >= here - 1e-9 * jnp.abs(here)
+        kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, sites)
+        return jax.lax.stop_gradient((kept, jnp.where(better, jnp.minimum(1.0, 2 * share), share / 2)))
 
     def absorbed(
         self,

@@ -26,7 +26,7 @@ PRIOR_SCALE = 1.0
 # The first jitter, relative to the mean of the diagonal, and the largest before giving up.
 JITTER = 1e-9
 MOST_JITTER = 1e-3
-SITE_STEPS = 20
+SITE_STEPS = 40
 
 
 class Hyper(NamedTuple):
@@ -45,14 +45,15 @@ class Learning:
             maximises the free energy of old factor and new batch; "fixed" leaves them as they are.
         pseudo_points: "private" gives each batch new points and leaves the old ones where they are; "shared" moves all.
         points_per_batch: how many are added with a batch.
-        max_points: how many there may be; beyond, those that determine the others least well are kept.
-        variance_threshold: fewer points are added where all rows are determined up to this share of the prior variance.
+        max_points: how many there may be; beyond, those that the others determine least well are kept, unmoved.
+        variance_threshold: fewer points are added where all rows are determined up to this share of the prior variance;
+            with "variance" only.
         selection: of new points among the batch's rows: "variance" takes those that are determined least, "k-means" the
             centres of clusters.
         moves: whether new points are moved by gradient too, where points are private.
         steps: of Adam, per batch.
         learning_rate: of Adam; falls to zero within a batch.
-        samples: draws of the hyperparameters per step.
+        samples: draws of the hyperparameters per step, rounded down to pairs.
     """
 
     hyperparameters: Literal["variational", "ml", "fixed"] = "variational"
@@ -149,7 +150,7 @@ class Stream:
     def _learnt(
         self, learning: Learning, keeps: bool, old: Factor, points: Any, present: Any, movable: Any, batch: Batch
     ) -> tuple["Learnt", float]:
-        """With the least jitter that lets every factorisation succeed."""
+        """With more jitter than before only where factorisations fail without."""
         key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
         jitter = self.jitter
         while jitter <= MOST_JITTER:
@@ -278,14 +279,21 @@ class Stream:
         return padded_points[np.sort(chosen[np.isfinite(values)])]
 
     def _greedy(self, points: Any, present: Any, X: Any, allowed: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-        return on_host(greedy(self.gp, self.params, points, present, X, allowed, np.asarray(self.jitter), count))
+        jitter = self.jitter
+        while True:
+            given = (self.params, points, present, X, allowed, np.asarray(jitter), int(count))
+            chosen, values = on_host(greedy(self.gp, *given))
+            if not np.any(np.isnan(values)) or jitter > MOST_JITTER:
+                return chosen, values
+            jitter *= 10
 
     def latent(self, X: np.ndarray, samples: int = 8) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Mean and variance [draws, outputs, rows] of f(X), for draws of the hyperparameters, which come third."""
         with precision(np.float64):
-            drawn = self.draws(samples)
-            m, v = on_host(predict(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))
-        return m, np.broadcast_to(v, m.shape), drawn
+            drawn, rows = self.draws(samples), rounded(max(SMALLEST, len(X)))
+            places = np.concatenate([X, np.broadcast_to(X[:1], (rows - len(X), X.shape[1]))])
+            m, v = on_host(predict(self.gp, drawn, self.factor, places, np.asarray(self.jitter)))
+        return m[..., : len(X)], np.broadcast_to(v, m.shape)[..., : len(X)], drawn
 
     def draws(self, samples: int) -> dict[str, np.ndarray]:
         """Hyperparameters with a leading axis; only their point, where nothing else is believed."""
@@ -340,21 +348,28 @@ def learn(
     def values(logs: Array, places: Array, sites: Sites) -> tuple[Array, Array, Sites]:
         return gp.free_energy(exponentials(unravel(logs)), places, present, old, batch, sites, jitter, keeps)
 
-    def loss(free: Free, sites: Sites, key: Array) -> tuple[Array, Sites]:
+    def settled(logs: Array, places: Array, state: tuple[Sites, Array]) -> tuple[Sites, Array]:
+        logs, places = jax.lax.stop_gradient((logs, places))
+        return gp.improved(*state, lambda sites: values(logs, places, sites))
+
+    def loss(free: Free, states: Any, key: Array) -> tuple[Array, Any]:
         scale = jnp.exp(free.log_scale)
         logs = free.location + scale * mirrored(key, draws, len(mean)) if variational else free.location[None]
 
-        def one(given: Any) -> tuple[Array, Sites]:
-            total, before, sites = values(given[0], free.points, given[1])
+        def one(given: Any) -> tuple[Array, Any]:
+            logs, state = given
+            if not gp.likelihood.exact:
+                state = settled(logs, free.points, state)
+            total, before, _ = values(logs, free.points, state[0])
             # What the old factor says about hyperparameters is in their prior already, if they have one.
-            return (total - before if variational else total), sites
+            return (total - before if variational else total), state
 
-        each, sites = for_each(one, (logs, sites))
+        each, states = for_each(one, (logs, states))
         cost = divergence(free.location, scale, mean, spread) if variational else 0.0
-        return cost - jnp.mean(each), sites
+        return cost - jnp.mean(each), states
 
-    first = gp.first_sites(exponentials(hyper.location), batch)
-    sites = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), first)
+    first = (gp.first_sites(batch), jnp.ones((), batch.y.dtype))
+    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), first)
     free = Free(mean, jnp.log(spread) if variational else spread, points)
     # What of it is moved: gradients are multiplied by this.
     learns = Free(float(learning.hyperparameters != "fixed"), float(variational), movable[:, None])
@@ -362,24 +377,24 @@ def learn(
     optimiser = optax.adam(optax.cosine_decay_schedule(learning.learning_rate, max(1, steps)))
 
     def step(carry: Any, number: Array) -> tuple[Any, Array]:
-        free, state, sites = carry
-        (value, sites), gradient = jax.value_and_grad(loss, has_aux=True)(free, sites, jax.random.fold_in(key, number))
+        free, state, states = carry
+        (value, states), gradient = jax.value_and_grad(loss, has_aux=True)(
+            free, states, jax.random.fold_in(key, number)
+        )
         updates, state = optimiser.update(jax.tree.map(jnp.multiply, gradient, learns), state)
-        return (optax.apply_updates(free, updates), state, sites), value
+        return (optax.apply_updates(free, updates), state, states), value
 
     losses = None
     if steps:
-        (free, _, sites), losses = jax.lax.scan(step, (free, optimiser.init(free), sites), jnp.arange(steps))
-    settled, total = jax.tree.map(lambda a: a[0], sites), jnp.zeros(())
-    if gp.likelihood.exact:
-        total, _, settled = values(free.location, free.points, settled)
-    else:
-        turns = jnp.arange(SITE_STEPS)
-        settled, totals = jax.lax.scan(lambda s, _: values(free.location, free.points, s)[2::-2], settled, turns)
-        total = totals[-1]
+        (free, _, states), losses = jax.lax.scan(step, (free, optimiser.init(free), states), jnp.arange(steps))
+    last = jax.tree.map(lambda a: a[0], states)
+    if not gp.likelihood.exact:
+        last = jax.lax.fori_loop(0, SITE_STEPS, lambda _, state: settled(free.location, free.points, state), last)
+    total, _, target = values(free.location, free.points, last[0])
+    sites = target if gp.likelihood.exact else last[0]
     scale = jnp.exp(free.log_scale) if variational else spread
     new = Hyper(unravel(free.location), unravel(scale))
-    factor, own = gp.absorbed(exponentials(new.location), free.points, present, old, batch, settled, jitter, keeps)
+    factor, own = gp.absorbed(exponentials(new.location), free.points, present, old, batch, sites, jitter, keeps)
     if variational and losses is not None:
         # At rates near zero: draws of what is believed in the end, from the last steps.
         gained = -jnp.mean(losses[-max(1, steps // 4) :])

@@ -49,11 +49,10 @@ class Scale:
     points: int
     steps: int
     draws: int
-    rows: int | None = None
 
 
 FULL = Scale(points=10, steps=200, draws=300)
-QUICK = Scale(points=6, steps=80, draws=60, rows=120)
+QUICK = Scale(points=6, steps=80, draws=60)
 
 
 def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
