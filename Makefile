@@ -32,6 +32,7 @@ bench: .venv/dev.stamp
 
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume
+	$(BIN)/python -m experiments.estimator_checks
 
 picture: .venv/dev.stamp
 	$(BIN)/python -m experiments.demo_picture

@@ -207,11 +207,10 @@ HARD = [
     (likelihoods.StudentT(0.1), 1.0),
     (likelihoods.Poisson(), 4.0),
     (likelihoods.Logit(), 400.0),
-    (likelihoods.Probit(), 400.0),
 ]
 
 
-@pytest.mark.parametrize(("likelihood", "variance"), HARD, ids=["student-t", "poisson", "logit", "probit"])
+@pytest.mark.parametrize(("likelihood", "variance"), HARD, ids=["student-t", "poisson", "logit"])
 def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
     """And ends where it no longer moves: large counts, outliers, a prior that is almost flat."""
     X, y = one_dimensional(40)
@@ -268,8 +267,7 @@ def test_logistic_processes_are_logistic_regressions_on_whitened_features():
     assert stream.log_evidence == pytest.approx(result.log_evidence, abs=2e-3)
 
 
-@pytest.mark.parametrize("points", ["private", "shared"])
-@pytest.mark.parametrize("hyperparameters", ["ml", "variational"])
+@pytest.mark.parametrize(("points", "hyperparameters"), [("private", "ml"), ("shared", "variational")])
 def test_all_variants_learn_a_function_from_a_stream(points, hyperparameters):
     X, y = one_dimensional(90)
     learning = Learning(hyperparameters, points, points_per_batch=8, max_points=24, moves=True, steps=80)

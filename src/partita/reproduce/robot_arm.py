@@ -126,7 +126,7 @@ def _model(scale: Scale, method: str) -> Any:
         most = scale.batches * scale.points
         return StreamingGPRegressor(pseudo_points="shared", points_per_batch=most, max_points=most, **scale.settings)
     learns: Any = "ml" if method == "private-ml" else "variational"
-    return StreamingGPRegressor(points_per_batch=scale.points, hyperparameters=learns, **scale.settings)
+    return StreamingGPRegressor(points_per_batch=scale.points, **{"hyperparameters": learns, **scale.settings})
 
 
 def scores(mean: np.ndarray, std: np.ndarray, y: np.ndarray) -> Row:
