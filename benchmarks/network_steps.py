@@ -6,13 +6,11 @@ reparameterisation), which takes twice the products and gives less noisy gradien
 with each at the same estimator. The share of the speed of matrix products says what is left to gain. The data are
 random, of MNIST's shape.
 
-    python benchmarks/network_steps.py --torch-python /path/to/python/with/torch
+    python -m benchmarks.network_steps --torch-python /path/to/python/with/torch
 """
 
 import argparse
 import importlib.util
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import partita as pt
+from benchmarks.peer import Peer
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
 from partita.run import check_shards
@@ -149,27 +148,6 @@ def numpyro(steps: int) -> Callable:
     return lambda: train(state, X, y)
 
 
-class Torch:
-    """PyTorch in a process of its own, told when it is its turn."""
-
-    def __init__(self, python: str):
-        environment = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
-        self.process = subprocess.Popen(
-            [python, "-c", TORCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self.version = self.process.stdout.readline().split()[1]
-
-    def seconds(self, steps: int, threads: int) -> tuple[float, float]:
-        self.process.stdin.write(f"{steps} {threads}\n")
-        self.process.stdin.flush()
-        clock, busy = map(float, self.process.stdout.readline().split())
-        return clock, busy
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def products() -> dict[str, tuple[float, Callable]]:
     """Matrix products in JAX: their operations and a call; those of the network's first layer, and a large one."""
     key = jax.random.key(0)
@@ -215,7 +193,7 @@ def main() -> None:
         "NumPyro, weights": numpyro(STEPS),
     }
     matrices = products()
-    torch = Torch(given.torch_python) if given.torch_python else None
+    torch = Peer(given.torch_python, TORCH) if given.torch_python else None
     calls: dict[str, Callable] = {name: lambda call=call: timed(call) for name, call in compiled.items()}
     if torch:
         # On a busy machine, two threads may wait for each other longer than one would work.

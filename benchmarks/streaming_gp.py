@@ -5,17 +5,17 @@ each batch, a sparse GP (SGPR, collapsed as ours) with as many points on the sam
 which is less: it carries nothing over. Both times include compilation. Processes take turns batch by batch. The data
 are random, of the robot arm's shape.
 
-    python benchmarks/streaming_gp.py --gpflow-python /path/to/python/with/gpflow
+    python -m benchmarks.streaming_gp --gpflow-python /path/to/python/with/gpflow
 """
 
 import argparse
 import os
 import resource
-import subprocess
 import time
 
 import numpy as np
 
+from benchmarks.peer import Peer
 from partita.estimators import StreamingGPRegressor
 
 BATCHES, ROWS, FEATURES, POINTS, STEPS = 24, 500, 21, 10, 60
@@ -48,26 +48,6 @@ for line in sys.stdin:
 """
 
 
-class GPflow:
-    """GPflow in a process of its own, told when it is its turn."""
-
-    def __init__(self, python: str):
-        environment = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
-        self.process = subprocess.Popen(
-            [python, "-c", GPFLOW], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self.version = self.process.stdout.readline().split()[1]
-
-    def seconds(self, path: str, points: int) -> float:
-        self.process.stdin.write(f"{path} {points} {STEPS}\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline())
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def data(rows: int, features: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     X = generator.normal(size=(rows, features))
@@ -80,7 +60,7 @@ def robot_arm_sized(python: str | None) -> None:
 
     X, y = data(BATCHES * ROWS, FEATURES)
     model = StreamingGPRegressor(points_per_batch=POINTS, steps=STEPS)
-    peer = None if python is None else GPflow(python)
+    peer = None if python is None else Peer(python, GPFLOW)
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, part in enumerate(np.split(np.arange(len(y)), BATCHES)):
@@ -90,7 +70,7 @@ def robot_arm_sized(python: str | None) -> None:
             if peer is not None:
                 path = os.path.join(folder, "batch.npz")
                 np.savez(path, X=X[part], y=y[part])
-                theirs.append(peer.seconds(path, POINTS * (number + 1)))
+                theirs += peer.seconds(path, POINTS * (number + 1), STEPS)
     print(f"Partita: {shown(ours)}")
     if peer is not None:
         peer.close()

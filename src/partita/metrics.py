@@ -36,6 +36,15 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -
     return middle, mean_confidence, accuracy, count[used] / len(confidence)
 
 
+def intervals(mean: np.ndarray, std: np.ndarray, targets: np.ndarray) -> Row:
+    """Mean negative log density under normal predictions, and the share of targets in their 95 % intervals."""
+    residual = np.asarray(targets) - mean
+    return {
+        "nlpd": float(np.mean(0.5 * np.log(2 * np.pi * std**2) + 0.5 * (residual / std) ** 2)),
+        "coverage": float(np.mean(np.abs(residual) <= 1.959964 * std)),
+    }
+
+
 def regression(prediction: np.ndarray, targets: np.ndarray) -> Row:
     """Root mean squared error, and mean squared error relative to the targets' variance."""
     residual = np.asarray(targets) - prediction

@@ -20,7 +20,7 @@ from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.hyper import HyperLearner, LearnHyper
 from partita.ledger import Ledger, Task, Update
-from partita.models import AbstractModel, Hyper, prior_of
+from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.runtime import on_host, precision
 from partita.schedules import Board, Schedule, Synchronous
@@ -247,15 +247,6 @@ def check_kinds(**arguments: tuple[Any, Any]) -> None:
                 else repr(value)
             )
             raise InputError(f"{name}: expected a {getattr(kind, '__name__', kind)}, got {given}")
-
-
-def check_like(prior: Family, **given: Family) -> Family:
-    """A proper density over what the prior is over."""
-    ((name, density),) = given.items()
-    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(part)] for part in (prior, density)]
-    if type(density) is not type(prior) or shapes[0] != shapes[1] or not density.is_proper():
-        raise InputError(f"{name}: expected a proper {type(prior).__name__} with parameters of shapes {shapes[0]}")
-    return density
 
 
 def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 import partita as pt
 from partita.errors import ImproperDensity, InputError
 from partita.gp import Learning, SparseGP, Stream, kernels, likelihoods
-from partita.gp.stream import Affine, enlarged, padded
+from partita.gp.stream import Affine, padded
 
 FIXED = Learning("fixed", points_per_batch=100)
 KERNEL = kernels.Matern32(variance=1.3, lengthscale=0.8)
@@ -220,13 +220,13 @@ def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
     gp, batch = SparseGP(kernels.Matern32(variance, 0.8), likelihood), padded(X, y[None])
     stream = Stream.begin(gp, dataclasses.replace(FIXED, points_per_batch=20), 1)
     with pt.runtime.precision(np.float64):
-        points, present, _, keeps = stream._placed(batch)
-        old = enlarged(stream.factor, len(present))
+        step, _ = stream._placed(batch)
+        step = step._replace(jitter=1e-9)
 
         @jax.jit
         def turn(sites, share):
             def bound(sites):
-                return gp.free_energy(stream.params, points, present, old, batch, sites, 1e-9, keeps)
+                return gp.free_energy(stream.params, step, sites)
 
             return gp.improved(sites, share, bound), bound(sites)[0]
 

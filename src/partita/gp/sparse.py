@@ -41,6 +41,20 @@ class Batch(NamedTuple):
     weights: Array  # [rows]
 
 
+class Step(NamedTuple):
+    """A batch to absorb: beside the old factor, at points for the new one.
+
+    With `keeps`, the old points are the first of the new ones, in the same places; the old factor has room for all.
+    """
+
+    old: Factor
+    batch: Batch
+    points: Array  # [capacity, features]
+    present: Array  # [capacity], 1 or 0
+    jitter: Array
+    keeps: bool
+
+
 class Sites(NamedTuple):
     """exp(g f - h f² / 2) for every row: what stands for its likelihood."""
 
@@ -88,19 +102,15 @@ class SparseGP:
         V = solve_triangular(L, present[:, None] * self.kernel.cross(kernel, points, X), lower=True)
         return V, jnp.maximum(self.kernel.diagonal(kernel, X) - jnp.sum(V**2, axis=0), 0)
 
-    def carried(
-        self, params: Params, L: Array, points: Array, present: Array, old: Factor, keeps: bool
-    ) -> tuple[Array, Array, Array]:
-        """The old factor over v, as precision and shift, and what it costs that the points may not determine it.
-
-        With `keeps`, the old points are the first of the new ones, and nothing is lost.
-        """
-        if keeps:
-            V = L.T[:, : len(old.present)] * old.present
+    def carried(self, params: Params, L: Array, step: Step) -> tuple[Array, Array, Array]:
+        """The old factor over v, as precision and shift, and what it costs that the points may not determine it."""
+        old = step.old
+        if step.keeps:
+            V = L.T * old.present
             lost = jnp.zeros((), L.dtype)
         else:
             kernel = self.split(params)[0]
-            cross = present[:, None] * self.kernel.between(kernel, points, old.points) * old.present
+            cross = step.present[:, None] * self.kernel.between(kernel, step.points, old.points) * old.present
             V = solve_triangular(L, cross, lower=True)
             left = self.kernel.gram(kernel, old.points) * (old.present[:, None] * old.present) - V.T @ V
             lost = -0.5 * jnp.sum(old.precision * left) * (len(old.shift) / len(old.precision))
@@ -111,25 +121,19 @@ class SparseGP:
         L = self.cholesky(params, old.points, old.present, jitter)
         return log_partition(*solved(L.T @ old.precision @ L, old.shift @ L))
 
-    def free_energy(
-        self,
-        params: Params,
-        points: Array,
-        present: Array,
-        old: Factor,
-        batch: Batch,
-        sites: Sites,
-        jitter: Array,
-        keeps: bool,
-    ) -> tuple[Array, Array, Sites]:
+    def free_energy(self, params: Params, step: Step, sites: Sites) -> tuple[Array, Array, Sites]:
         """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df; the same without the batch, exactly; the sites to go to.
 
         Sites are what the bound is evaluated with. Where the likelihood is Gaussian the best are known at once.
         """
-        L = self.cholesky(params, points, present, jitter)
-        V, left = self.projected(params, L, points, present, batch.X)
-        precision, shift, lost = self.carried(params, L, points, present, old, keeps)
-        before = log_partition(*solved(precision, shift)) if keeps else self.old_evidence(params, old, jitter)
+        batch = step.batch
+        L = self.cholesky(params, step.points, step.present, step.jitter)
+        V, left = self.projected(params, L, step.points, step.present, batch.X)
+        precision, shift, lost = self.carried(params, L, step)
+        if step.keeps:
+            before = log_partition(*solved(precision, shift))
+        else:
+            before = self.old_evidence(params, step.old, step.jitter)
         likelihood = self.split(params)[1]
         if self.likelihood.exact:
             g, h = self.likelihood.sites(likelihood, jnp.zeros_like(batch.y), left, batch.y)
@@ -166,28 +170,17 @@ class SparseGP:
         kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, sites)
         return jax.lax.stop_gradient((kept, jnp.where(better, jnp.minimum(1.0, 2 * share), share / 2)))
 
-    def absorbed(
-        self,
-        params: Params,
-        points: Array,
-        present: Array,
-        old: Factor,
-        batch: Batch,
-        sites: Sites,
-        jitter: Array,
-        keeps: bool,
-    ) -> tuple[Factor, Factor]:
+    def absorbed(self, params: Params, step: Step, sites: Sites) -> tuple[Factor, Factor]:
         """The new factor over f(points), and the part of it that is the batch's own."""
-        L = self.cholesky(params, points, present, jitter)
-        V, _ = self.projected(params, L, points, present, batch.X)
+        points, present, old = step.points, step.present, step.old
+        L = self.cholesky(params, points, present, step.jitter)
+        V, _ = self.projected(params, L, points, present, step.batch.X)
         A = solve_triangular(L, V, lower=True, trans="T")
         own = Factor(points, present, sites.shift @ A.T, weighted(A, sites.precision))
-        if keeps:
-            extra = len(present) - len(old.present)
-            shift = jnp.pad(old.shift, ((0, 0), (0, extra)))
-            precision = jnp.pad(old.precision, ((0, 0), (0, extra), (0, extra)))
+        if step.keeps:
+            precision, shift = old.precision, old.shift
         else:
-            precision, shift, _ = self.carried(params, L, points, present, old, keeps)
+            precision, shift, _ = self.carried(params, L, step)
             back = solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True)
             precision, shift = back.T @ precision @ back, shift @ back
         return Factor(points, present, shift + own.shift, precision + own.precision), own

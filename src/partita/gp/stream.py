@@ -13,8 +13,9 @@ from jax.flatten_util import ravel_pytree
 
 from partita.checks import check_count, check_not_negative, check_positive
 from partita.errors import ImproperDensity, InputError
-from partita.families import Gaussian
-from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Whitened, for_each, greedy
+from partita.families import Gaussian, MeanField
+from partita.families.gaussian import MeanFieldMoments
+from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Step, Whitened, for_each, greedy
 from partita.ledger import Ledger, Update
 from partita.runtime import Array, on_host, precision
 from partita.shards import rounded
@@ -134,9 +135,8 @@ class Stream:
         """The stream after one more batch: X [rows, features], y [outputs, rows]."""
         batch = padded(X, y)
         with precision(np.float64):
-            points, present, movable, keeps = self._placed(batch)
-            old = enlarged(self.factor, len(present)) if keeps else self.factor
-            learnt, jitter = self._learnt(self.learning, keeps, old, points, present, movable, batch)
+            step, movable = self._placed(batch)
+            learnt, jitter = self._learnt(self.learning, step, movable)
         return dataclasses.replace(
             self,
             hyper=learnt.hyper,
@@ -147,15 +147,13 @@ class Stream:
             parts=None if self.parts is None else (*self.parts, learnt.own),
         )
 
-    def _learnt(
-        self, learning: Learning, keeps: bool, old: Factor, points: Any, present: Any, movable: Any, batch: Batch
-    ) -> tuple["Learnt", float]:
+    def _learnt(self, learning: Learning, step: Step, movable: np.ndarray) -> tuple["Learnt", float]:
         """With more jitter than before only where factorisations fail without."""
         key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
         jitter = self.jitter
         while jitter <= MOST_JITTER:
-            given = (self.hyper, old, points, present, movable, batch, np.asarray(jitter), key)
-            learnt = on_host(learn(self.gp, learning, keeps, *given))
+            given = step._replace(jitter=np.asarray(jitter))
+            learnt = on_host(learn(self.gp, learning, self.hyper, given, movable, key))
             if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)):
                 return learnt, jitter
             jitter *= 10
@@ -165,25 +163,25 @@ class Stream:
         """As if a batch had not been seen, but for what it taught about hyperparameters: its factor is divided out."""
         parts = self._parts_of(batch)
         factor = divided(self.factor, parts[batch])
-        left = dataclasses.replace(self, factor=factor, parts=(*parts[:batch], *parts[batch + 1 :]))
         with precision(np.float64):
             whitened = on_host(posterior(self.gp, self.params, factor, np.asarray(self.jitter)))
         if not all(np.all(np.isfinite(leaf)) for leaf in whitened):
             raise ImproperDensity(f"batch {batch}: without it the posterior would not be proper")
-        return dataclasses.replace(left, batches=self.batches - 1, log_evidence=float("nan"))
+        others = (*parts[:batch], *parts[batch + 1 :])
+        return dataclasses.replace(
+            self, factor=factor, parts=others, batches=self.batches - 1, log_evidence=float("nan")
+        )
 
     def refined(self, batch: int, X: np.ndarray, y: np.ndarray) -> "Stream":
         """The factor of a batch computed again from its data, with the points and hyperparameters of today."""
         parts = self._parts_of(batch)
-        cavity, rows = divided(self.factor, parts[batch]), padded(X, y)
+        cavity = divided(self.factor, parts[batch])
+        step = Step(cavity, padded(X, y), cavity.points, cavity.present, np.asarray(self.jitter), True)
         as_they_are = dataclasses.replace(
             self.learning, hyperparameters="fixed", pseudo_points="private", moves=False, max_points=None
         )
-        none = np.zeros_like(self.factor.present)
         with precision(np.float64):
-            learnt, jitter = self._learnt(
-                as_they_are, True, cavity, self.factor.points, self.factor.present, none, rows
-            )
+            learnt, jitter = self._learnt(as_they_are, step, np.zeros_like(cavity.present))
         renewed = (*parts[:batch], learnt.own, *parts[batch + 1 :])
         return dataclasses.replace(self, factor=learnt.factor, parts=renewed, jitter=jitter, log_evidence=float("nan"))
 
@@ -231,19 +229,17 @@ class Stream:
         parts = None if self.parts is None else tuple(map(changed, self.parts))
         return dataclasses.replace(self, factor=changed(self.factor), parts=parts)
 
-    def _placed(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
-        """Where points are for a new batch, which are there and may move, and whether all old ones are first."""
+    def _placed(self, batch: Batch) -> tuple[Step, np.ndarray]:
+        """Points for a new batch, and which of them may move."""
         learning, old = self.learning, self.factor
         have = int(old.present.sum())
         wanted = min(learning.points_per_batch, int(batch.weights.astype(bool).sum()))
         new = self._chosen(batch, wanted)
         limit = learning.max_points
         full = limit is not None and have + len(new) > limit
+        points = np.concatenate([self.points, new])
         if full:
-            candidates = np.concatenate([old.points[old.present > 0], new])
-            points = self._thinned(candidates, limit)  # type: ignore[arg-type]
-        else:
-            points = np.concatenate([old.points[old.present > 0], new])
+            points = self._thinned(points, limit)  # type: ignore[arg-type]
         capacity = capacity_of(len(points), limit)
         shared = learning.pseudo_points == "shared"
         movable = np.zeros(capacity)
@@ -253,7 +249,10 @@ class Stream:
             movable[have : len(points)] = 1
         present = np.zeros(capacity)
         present[: len(points)] = 1
-        return np.pad(points, ((0, capacity - len(points)), (0, 0))), present, movable, not (full or shared)
+        places = np.pad(points, ((0, capacity - len(points)), (0, 0)))
+        keeps = not (full or shared)
+        room = enlarged(old, capacity) if keeps else old
+        return Step(room, batch, places, present, np.asarray(self.jitter), keeps), movable
 
     def _chosen(self, batch: Batch, count: int) -> np.ndarray:
         if self.learning.selection == "k-means":
@@ -290,8 +289,7 @@ class Stream:
     def latent(self, X: np.ndarray, samples: int = 8) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Mean and variance [draws, outputs, rows] of f(X), for draws of the hyperparameters, which come third."""
         with precision(np.float64):
-            drawn, rows = self.draws(samples), rounded(max(SMALLEST, len(X)))
-            places = np.concatenate([X, np.broadcast_to(X[:1], (rows - len(X), X.shape[1]))])
+            drawn, places = self.draws(samples), X[padding(len(X))]
             m, v = on_host(predict(self.gp, drawn, self.factor, places, np.asarray(self.jitter)))
         return m[..., : len(X)], np.broadcast_to(v, m.shape)[..., : len(X)], drawn
 
@@ -327,37 +325,25 @@ class Learnt(NamedTuple):
 
 
 @eqx.filter_jit
-def learn(
-    gp: SparseGP,
-    learning: Learning,
-    keeps: bool,
-    hyper: Hyper,
-    old: Factor,
-    points: Array,
-    present: Array,
-    movable: Array,
-    batch: Batch,
-    jitter: Array,
-    key: Array,
-) -> Learnt:
+def learn(gp: SparseGP, learning: Learning, hyper: Hyper, given: Step, movable: Array, key: Array) -> Learnt:
     """Hyperparameters and points that raise the free energy of a batch, then its factor."""
     variational = learning.hyperparameters == "variational"
     draws = max(2, 2 * (learning.samples // 2)) if variational else 1
     (mean, unravel), (spread, _) = ravel_pytree(hyper.location), ravel_pytree(hyper.scale)
 
     def values(logs: Array, places: Array, sites: Sites) -> tuple[Array, Array, Sites]:
-        return gp.free_energy(exponentials(unravel(logs)), places, present, old, batch, sites, jitter, keeps)
+        return gp.free_energy(exponentials(unravel(logs)), given._replace(points=places), sites)
 
     def settled(logs: Array, places: Array, state: tuple[Sites, Array]) -> tuple[Sites, Array]:
         logs, places = jax.lax.stop_gradient((logs, places))
         return gp.improved(*state, lambda sites: values(logs, places, sites))
 
     def loss(free: Free, states: Any, key: Array) -> tuple[Array, Any]:
-        scale = jnp.exp(free.log_scale)
-        logs = free.location + scale * mirrored(key, draws, len(mean)) if variational else free.location[None]
+        noise = mirrored(key, draws, len(mean))
+        logs = free.location + jnp.exp(free.log_scale) * noise if variational else free.location[None]
 
-        def one(given: Any) -> tuple[Array, Any]:
-            logs, state = given
+        def one(pair: Any) -> tuple[Array, Any]:
+            logs, state = pair
             if not gp.likelihood.exact:
                 state = settled(logs, free.points, state)
             total, before, _ = values(logs, free.points, state[0])
@@ -365,12 +351,14 @@ def learn(
             return (total - before if variational else total), state
 
         each, states = for_each(one, (logs, states))
-        cost = divergence(free.location, scale, mean, spread) if variational else 0.0
-        return cost - jnp.mean(each), states
+        if not variational:
+            return -jnp.mean(each), states
+        believed = MeanFieldMoments(free.location, free.log_scale)
+        return believed.kl(MeanField.from_moments(mean, spread)) - jnp.mean(each), states
 
-    first = (gp.first_sites(batch), jnp.ones((), batch.y.dtype))
+    first = (gp.first_sites(given.batch), jnp.ones((), given.batch.y.dtype))
     states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), first)
-    free = Free(mean, jnp.log(spread) if variational else spread, points)
+    free = Free(mean, jnp.log(spread) if variational else spread, given.points)
     # What of it is moved: gradients are multiplied by this.
     learns = Free(float(learning.hyperparameters != "fixed"), float(variational), movable[:, None])
     steps = learning.steps if learning.optimises else 0
@@ -394,12 +382,12 @@ def learn(
     sites = target if gp.likelihood.exact else last[0]
     scale = jnp.exp(free.log_scale) if variational else spread
     new = Hyper(unravel(free.location), unravel(scale))
-    factor, own = gp.absorbed(exponentials(new.location), free.points, present, old, batch, sites, jitter, keeps)
+    factor, own = gp.absorbed(exponentials(new.location), given._replace(points=free.points), sites)
     if variational and losses is not None:
         # At rates near zero: draws of what is believed in the end, from the last steps.
         gained = -jnp.mean(losses[-max(1, steps // 4) :])
     else:
-        gained = total - gp.old_evidence(exponentials(hyper.location), old, jitter)
+        gained = total - gp.old_evidence(exponentials(hyper.location), given.old, given.jitter)
     return Learnt(new, factor, own, gained)
 
 
@@ -437,12 +425,6 @@ def mirrored(key: Array, samples: int, size: int) -> Array:
     return jnp.concatenate([half, -half])
 
 
-def divergence(location: Array, scale: Array, centre: Array, spread: Array) -> Array:
-    """KL between two diagonal Gaussians."""
-    ratio = scale / spread
-    return jnp.sum(0.5 * (ratio**2 + ((location - centre) / spread) ** 2 - 1) - jnp.log(ratio))
-
-
 def capacity_of(points: int, limit: int | None) -> int:
     """One of few sizes, so that shapes seldom change: 32, 64, 128, 192, 256, 384, …; or the limit itself."""
     double = max(SMALLEST, 1 << (points - 1).bit_length())
@@ -469,7 +451,12 @@ def divided(factor: Factor, part: Factor) -> Factor:
 
 
 def padded(X: np.ndarray, y: np.ndarray) -> Batch:
-    """Copies of the first row that weigh nothing, up to one of a few sizes."""
-    rows = np.arange(rounded(max(SMALLEST, len(X))))
-    index = np.where(rows < len(X), rows, 0)
-    return Batch(X[index], y[:, index], (rows < len(X)).astype(float))
+    """Rows with their padding, which weighs nothing."""
+    index = padding(len(X))
+    return Batch(X[index], y[:, index], (np.arange(len(index)) < len(X)).astype(float))
+
+
+def padding(rows: int) -> np.ndarray:
+    """Indices of so many rows, then of the first one over and over, up to one of a few sizes."""
+    numbers = np.arange(rounded(max(SMALLEST, rows)))
+    return np.where(numbers < rows, numbers, 0)

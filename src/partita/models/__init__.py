@@ -1,6 +1,6 @@
 """Models: prior × likelihood."""
 
-from partita.models.base import AbstractModel, Hyper, Model, Predictor, Weighted, prior_of
+from partita.models.base import AbstractModel, Hyper, Model, Predictor, Weighted, check_like, prior_of
 from partita.models.linear import (
     LinearRegression,
     LogisticRegression,
@@ -32,5 +32,6 @@ __all__ = [
     "ProbitRegression",
     "SoftmaxRegression",
     "Weighted",
+    "check_like",
     "prior_of",
 ]

@@ -74,10 +74,7 @@ class AbstractModel(eqx.Module):
         """The same likelihood with another prior: yesterday's posterior, for a stream."""
         if not prior.is_proper():
             raise ImproperDensity("prior: must be proper")
-        own = prior_of(self, self.hyper)
-        shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(density)] for density in (own, prior)]
-        if type(own) is not type(prior) or shapes[0] != shapes[1]:
-            raise InputError(f"prior: expected a {type(own).__name__} with parameters of shapes {shapes[0]}")
+        check_like(prior_of(self, self.hyper), prior=prior)
         return eqx.tree_at(lambda model: model.given_prior, self, prior, is_leaf=lambda leaf: leaf is None)
 
     def with_hyper(self, hyper: Hyper) -> Self:
@@ -230,6 +227,15 @@ def _kept_dtype(array: Any, dtype: np.dtype) -> np.dtype:
     """Integers and booleans stay as they are; anything else takes the model's precision."""
     own = np.asarray(array).dtype
     return own if np.issubdtype(own, np.integer) or own == np.bool_ else dtype
+
+
+def check_like(own: Family, /, **given: Family) -> Family:
+    """A proper density over what a model's own prior is over."""
+    ((name, density),) = given.items()
+    shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(part)] for part in (own, density)]
+    if type(density) is not type(own) or shapes[0] != shapes[1] or not density.is_proper():
+        raise InputError(f"{name}: expected a proper {type(own).__name__} with parameters of shapes {shapes[0]}")
+    return density
 
 
 def prior_of(model: AbstractModel, hyper: Hyper) -> Family:

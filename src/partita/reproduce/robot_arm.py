@@ -13,6 +13,7 @@ import scipy.optimize
 from partita import datasets
 from partita.estimators import StreamingGPRegressor
 from partita.gp.kernels import SquaredExponential
+from partita.metrics import intervals, regression
 from partita.reproduce.study import Cell
 from partita.runtime import precision
 from partita.telemetry import Row
@@ -131,12 +132,7 @@ def _model(scale: Scale, method: str) -> Any:
 
 def scores(mean: np.ndarray, std: np.ndarray, y: np.ndarray) -> Row:
     """Standardised mean squared error, negative log predictive density, and the share of rows in 95 % intervals."""
-    residual = y - mean
-    return {
-        "smse": float(np.mean(residual**2) / np.var(y)),
-        "nlpd": float(np.mean(0.5 * np.log(2 * np.pi * std**2) + 0.5 * (residual / std) ** 2)),
-        "coverage": float(np.mean(np.abs(residual) <= 1.959964 * std)),
-    }
+    return {"smse": regression(mean, y)["smse"], **intervals(mean, std, y)}
 
 
 class LimitedMemory:

@@ -1,15 +1,12 @@
 """Global VI for networks: the paper's appendix on stochastic natural gradients, and two solvers more."""
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
-
-import optax
 
 from partita.expectations import LocalReparameterisation
 from partita.metrics import classification
 from partita.predictive import expected_response
-from partita.reproduce.study import Cell, Images
+from partita.reproduce.study import Cell, Images, decaying_adam
 from partita.run import events
 from partita.schedules import Synchronous
 from partita.solvers import FixedPoint, Gradient, NaturalGradient, Solver
@@ -36,16 +33,6 @@ def solver(name: str, rate: float, epochs: int, rows: int) -> tuple[Solver, Any]
     if name == "sngd":
         return FixedPoint(epochs * -(-rows // BATCH), rate, BATCH), plain
     return NaturalGradient(rate, epochs=epochs, batch_size=BATCH), None
-
-
-@lru_cache
-def decaying_adam(rate: float, steps: int) -> optax.GradientTransformation:
-    """Adam whose rate falls to zero, as that of natural gradients does: what is left is the solvers' difference.
-
-    The same object for the same numbers, so that programs are compiled once.
-    """
-    # Free energies are sums over rows: gradients as small as eps are rounding, which Adam would make whole steps of.
-    return optax.adam(optax.cosine_decay_schedule(rate, steps), eps=1e-4)
 
 
 def cells(

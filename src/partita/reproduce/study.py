@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 
 from partita import datasets
 from partita.errors import InputError
@@ -140,6 +142,16 @@ class Images:
 
     def network(self, hidden: Sequence[int], **settings: Any) -> Network:
         return Network([self.train[0].shape[1], *hidden, int(self.train[1].max()) + 1], **settings)
+
+
+@lru_cache
+def decaying_adam(rate: float, steps: int) -> optax.GradientTransformation:
+    """Adam whose rate falls to zero, as that of natural gradients does: what is left is the solvers' difference.
+
+    The same object for the same numbers, so that programs are compiled once.
+    """
+    # Free energies are sums over rows: gradients as small as eps are rounding, which Adam would make whole steps of.
+    return optax.adam(optax.cosine_decay_schedule(rate, steps), eps=1e-4)
 
 
 def flops() -> float:

@@ -12,8 +12,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import MeanField
 from partita.models import Network, prior_of
-from partita.reproduce.sngd import decaying_adam
-from partita.reproduce.study import Cell, Images
+from partita.reproduce.study import Cell, Images, decaying_adam
 from partita.result import Result
 from partita.run import partial_fit
 from partita.schedules import OnePass
