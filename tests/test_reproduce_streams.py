@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -10,8 +11,12 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import partita as pt
 from partita.errors import InputError
-from partita.reproduce import banana, robot_arm, streaming_1d
+from partita.gp.sparse import Batch, Factor, Step
+from partita.gp.stream import exponentials
+from partita.reproduce import banana, frozen, robot_arm, streaming_1d
+from partita.reproduce.frozen import FrozenClassifier
 from partita.reproduce.pictures import beliefs, frames, surfaces
+from partita.runtime import precision
 
 
 def rows_of(cell):
@@ -105,6 +110,36 @@ def test_banana_rows_and_pictures():
     assert len(rows[2]["drawn"]["lengthscale"][1]) == 400
     assert len(surfaces(rows).data) == 3 * 4
     assert len(beliefs(rows).data) == 3
+
+
+def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
+    """Of one batch they are what sites find in another way; a second one leaves them alone."""
+    first, second, _ = banana.parts(banana.load(quick=True)[0], banana.SETTINGS[0])
+    model = FrozenClassifier(4, "ml", 100, 0).partial_fit(*first)
+    gp, points, jitter = frozen.GP, model.pseudo_points_, frozen.JITTER
+    nothing = Factor(np.zeros_like(points), np.zeros(4), np.zeros((1, 4)), np.zeros((1, 4, 4)))
+    step = Step(nothing, Batch(first[0], first[1][None], np.ones(len(first[1]))), points, np.ones(4), jitter, True)
+    with precision(np.float64):
+        params = exponentials(model.unravel(model.location_))
+        improve = jax.jit(lambda state: gp.improved(*state, lambda sites: gp.free_energy(params, step, sites)))
+        state = (gp.first_sites(step.batch), np.ones(()))
+        for _ in range(30):
+            state = improve(state)
+        best = float(gp.free_energy(params, step, state[0])[0])
+        factor, own = gp.absorbed(params, step, state[0])
+        mean, covariance = gp.predicted_jointly(params, factor, points, jitter)
+        free = frozen.Free(model.location_, model.location_, own.shift[0], np.linalg.cholesky(own.precision[0]))
+        none = frozen.Beliefs(np.empty((0, 2)), np.empty(0), np.empty((0, 0)))
+        value, beliefs = frozen.bound(params, none, points, free, *first)
+    assert float(value) == pytest.approx(best, abs=1e-6)
+    np.testing.assert_allclose(beliefs.mean, mean[0], rtol=1e-4)
+    np.testing.assert_allclose(beliefs.covariance, covariance[0], rtol=1e-3, atol=1e-4)
+    assert model.log_evidence_ < best
+    before = model.beliefs_
+    after = model.partial_fit(*second).beliefs_
+    np.testing.assert_allclose(after.mean[:4], before.mean, atol=1e-8)
+    np.testing.assert_allclose(after.covariance[:4, :4], before.covariance, atol=1e-8)
+    assert len(after.mean) == 8
 
 
 def test_the_second_batch_of_the_failure_has_ten_rows():

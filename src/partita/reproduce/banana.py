@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,14 +28,18 @@ KEYS = (
     "free_energy",
 )
 SETTINGS = ("three batches", "ten rows in the second")
-METHODS = ("batch-ml", "batch-vi", "streaming-ml", "streaming-vi", "nuts")
+METHODS = ("batch-ml", "batch-vi", "streaming-ml", "streaming-vi", "frozen-ml", "frozen-vi", "nuts")
 WORDS = {
     "batch-ml": "a sparse GP of all rows, best hyperparameters",
     "batch-vi": "a sparse GP of all rows, a distribution over hyperparameters",
     "streaming-ml": "batch after batch, private pseudo-points, best hyperparameters",
     "streaming-vi": "the same with a distribution over hyperparameters",
+    "frozen-ml": "the same as the paper does it, beliefs about old function values untouched: best hyperparameters",
+    "frozen-vi": "the same with a distribution over hyperparameters",
     "nuts": "NUTS over the function at all rows and the hyperparameters (NumPyro)",
 }
+# Steps of methods that follow gradients in all they learn, for one of those that find most of it in closed form.
+FROZEN = 5
 # Points of the grid, in each direction, at which predictions are drawn.
 GRID = 40
 
@@ -51,8 +55,8 @@ class Scale:
     draws: int
 
 
-FULL = Scale(points=10, steps=200, draws=300)
-QUICK = Scale(points=6, steps=80, draws=60)
+FULL = Scale(points=10, steps=400, draws=300)
+QUICK = Scale(points=10, steps=300, draws=60)
 
 
 def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
@@ -70,13 +74,17 @@ def methods() -> list[str]:
     return [name for name in METHODS if name != "nuts" or find_spec("numpyro") is not None]
 
 
+def streams(method: str) -> bool:
+    return method.startswith(("streaming", "frozen"))
+
+
 def cells(data: tuple[Data, Data], scale: Scale, names: Sequence[str] | None, seeds: int) -> list[Cell]:
     return [
         _cell(data, scale, method, setting, seed)
         for seed in range(seeds)
         for setting in SETTINGS
         for method in methods()
-        if (names is None or method in names) and (setting == SETTINGS[0] or method.startswith("streaming"))
+        if (names is None or method in names) and (setting == SETTINGS[0] or streams(method))
     ]
 
 
@@ -107,7 +115,7 @@ def grid(data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 def _rows(data: tuple[Data, Data], scale: Scale, method: str, setting: str, seed: int) -> Iterator[Row]:
     train, (X_test, y_test) = data
-    batches = parts(train, setting) if method.startswith("streaming") else [train]
+    batches = parts(train, setting) if streams(method) else [train]
     model: Any = _model(scale, method, seed)
     axes = grid(train)
     places = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 2)
@@ -152,9 +160,14 @@ def _model(scale: Scale, method: str, seed: int) -> Any:
 
         return NutsClassifier(scale.draws, seed)
     kind, learns = method.split("-")
+    hyperparameters: Literal["ml", "variational"] = "ml" if learns == "ml" else "variational"
+    if kind == "frozen":
+        from partita.reproduce.frozen import FrozenClassifier
+
+        return FrozenClassifier(scale.points, hyperparameters, FROZEN * scale.steps, seed)
     return Classifier(
         points_per_batch=scale.points if kind == "streaming" else 3 * scale.points,
-        hyperparameters="ml" if learns == "ml" else "variational",
+        hyperparameters=hyperparameters,
         steps=scale.steps,
         random_state=seed,
     )
