@@ -82,7 +82,7 @@ WORDS = {
     "private": "new pseudo-points with every batch, a distribution over hyperparameters",
     "private-ml": "the same with the best hyperparameters instead",
     "shared": "as many pseudo-points as private ones have in the end, all moved at every batch",
-    "limited-memory": "an exact GP of the latest rows, trained anew at every batch",
+    "limited-memory": "an exact GP of the latest rows, whose hyperparameters are trained on with every batch",
 }
 
 
@@ -90,7 +90,7 @@ def _work(data: tuple[Data, Data], scale: Scale, method: str) -> float:
     """Floating-point operations, roughly."""
     rows, most = len(data[0][0]) / scale.batches, scale.batches * scale.points
     if method == "limited-memory":
-        return scale.batches * 80 * scale.memory**3
+        return scale.batches * 40 * scale.memory**3
     steps = scale.settings.get("steps", 60) * scale.batches * (12 if method != "private-ml" else 6)
     return steps * (rows + most) * most**2 * (1.0 if method == "shared" else 0.4)
 
@@ -138,11 +138,12 @@ def scores(mean: np.ndarray, std: np.ndarray, y: np.ndarray) -> Row:
 class LimitedMemory:
     """An exact GP of the latest rows: what a stream does to somebody who forgets."""
 
-    def __init__(self, rows: int, iterations: int = 20):
+    def __init__(self, rows: int, iterations: int = 8):
         self.rows, self.iterations = rows, iterations
         self.X, self.y = np.empty((0, 0)), np.empty(0)
         self.pseudo_points_ = self.X
         self.log_evidence_ = 0.0
+        self.free: np.ndarray | None = None
 
     def partial_fit(self, X: np.ndarray, y: np.ndarray) -> "LimitedMemory":
         self.X = np.concatenate([self.X, X] if len(self.X) else [X])[-self.rows :]
@@ -151,7 +152,9 @@ class LimitedMemory:
         self.centre, self.spread = self.X.mean(axis=0), np.maximum(self.X.std(axis=0), 1e-12)
         self.mean, self.scale = self.y.mean(), max(self.y.std(), 1e-12)
         Z, t = (self.X - self.centre) / self.spread, (self.y - self.mean) / self.scale
-        start = np.concatenate([[0.0, np.log(0.3)], np.full(Z.shape[1], 0.5 * np.log(Z.shape[1]))])
+        start = self.free
+        if start is None:
+            start = np.concatenate([[0.0, np.log(0.3)], np.full(Z.shape[1], 0.5 * np.log(Z.shape[1]))])
 
         def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = _loss(free, Z, t)
