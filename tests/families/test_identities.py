@@ -22,6 +22,7 @@ from partita.families import (
     Family,
     Gamma,
     Gaussian,
+    Independent,
     MeanField,
     NormalGamma,
     NormalWishart,
@@ -66,6 +67,11 @@ def product_log_density(x, weights, rate):
     return mean_field_log_density({"w": x["weights"]}, {"w": weights[0]}, {"w": weights[1]}) + gamma_log_density(
         x["rate"], *rate
     )
+
+
+def independent_log_density(x, *each):
+    rows = (jax.tree.map(lambda leaf, k=k: leaf[k], x) for k in range(len(each)))
+    return sum(normal_gamma_log_density(row, *parameters) for row, parameters in zip(rows, each, strict=True))
 
 
 EXAMPLES = {
@@ -131,9 +137,21 @@ EXAMPLES = {
         ((np.array([0.0, 1.0]), np.array([1.0, 1.0])), (np.array(2.0), np.array(1.0))),
         product_log_density,
     ),
+    "Independent": Example(
+        lambda *each: Independent.of([NormalGamma.from_parameters(*parameters) for parameters in each]),
+        (
+            (np.array([1.0]), np.array([[2.0]]), np.array(5.0), np.array(2.0)),
+            (np.array([-1.0]), np.array([[1.0]]), np.array(3.0), np.array(1.0)),
+        ),
+        (
+            (np.array([0.0]), np.array([[1.0]]), np.array(4.0), np.array(3.0)),
+            (np.array([0.5]), np.array([[0.5]]), np.array(4.0), np.array(0.5)),
+        ),
+        independent_log_density,
+    ),
 }
 # The Fisher matrix of these is singular, because a symmetric matrix holds its off-diagonal entries twice.
-WITHOUT_FISHER = ("NormalGamma", "NormalWishart")
+WITHOUT_FISHER = ("NormalGamma", "NormalWishart", "Independent")
 
 
 @pytest.fixture(params=EXAMPLES)

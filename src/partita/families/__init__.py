@@ -4,6 +4,7 @@ from partita.families.base import Family, inner
 from partita.families.cone import Cone
 from partita.families.gamma import Gamma
 from partita.families.gaussian import Gaussian, MeanField
+from partita.families.independent import Independent
 from partita.families.normal_conjugate import NormalGamma, NormalWishart
 from partita.families.product import FAMILY_OF, Product
 from partita.families.simplex import Beta, Categorical, Dirichlet
@@ -12,6 +13,7 @@ REGISTRY: dict[str, type[Family]] = {
     family.__name__: family
     for family in (
         MeanField, Gaussian, Gamma, Beta, Dirichlet, Categorical, NormalGamma, NormalWishart, Product,
+        Independent,
     )
 }  # fmt: skip
 FAMILY_OF.update({family.Mean: family for family in REGISTRY.values()})

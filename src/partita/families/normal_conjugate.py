@@ -107,6 +107,14 @@ class NormalGamma(Family):
         return 0.5 * (d * LOG_2PI - _log_det(self._cholesky())) + gammaln(a) - a * jnp.log(self.rate)
 
     @in_own_precision
+    def mean(self) -> NormalGammaMean:
+        a, b, m = self.shape, self.rate, self.location
+        L = self._cholesky()
+        V = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+        tau = a / b
+        return NormalGammaMean(digamma(a) - jnp.log(b), -0.5 * tau, tau * m, -0.5 * (V + tau * jnp.outer(m, m)))
+
+    @in_own_precision
     def statistics(self, params: Any) -> NormalGammaMean:
         w, tau = params
         return NormalGammaMean(jnp.log(tau), -0.5 * tau, tau * w, -0.5 * tau * jnp.outer(w, w))
@@ -215,6 +223,14 @@ class NormalWishart(Family):
         log_det = _log_det(jnp.linalg.cholesky(self.inverse_scale))
         normal = 0.5 * d * (LOG_2PI - jnp.log(self.strength))
         return normal + 0.5 * nu * (d * jnp.log(2.0) - log_det) + multigammaln(0.5 * nu, d)
+
+    @in_own_precision
+    def mean(self) -> NormalWishartMean:
+        d, m, nu = self.strength_times_location.size, self.location, self.degrees
+        L = jnp.linalg.cholesky(self.inverse_scale)
+        P = nu * cho_solve((L, True), jnp.eye(d, dtype=L.dtype))
+        log_det = jnp.sum(digamma((nu - jnp.arange(d)) / 2)) + d * jnp.log(2.0) - _log_det(L)
+        return NormalWishartMean(log_det, -0.5 * P, P @ m, -0.5 * (d / self.strength + m @ P @ m))
 
     @in_own_precision
     def statistics(self, params: Any) -> NormalWishartMean:

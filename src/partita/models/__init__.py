@@ -8,6 +8,7 @@ from partita.models.linear import (
     ProbitRegression,
     SoftmaxRegression,
 )
+from partita.models.mixture import GaussianMixture
 from partita.models.network import Network
 
 REGISTRY: dict[str, type[AbstractModel]] = {
@@ -22,6 +23,7 @@ REGISTRY: dict[str, type[AbstractModel]] = {
 __all__ = [
     "REGISTRY",
     "AbstractModel",
+    "GaussianMixture",
     "Hyper",
     "LinearRegression",
     "LogisticRegression",

@@ -29,7 +29,8 @@ class Rows(NamedTuple):
 class AbstractModel(eqx.Module):
     """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
 
-    # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, so that one step is exact;
+    # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
+    # there are any, so that a whole step never lowers the free energy, and is exact without them;
     # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
     # layers.
     closed_form: ClassVar[bool] = False

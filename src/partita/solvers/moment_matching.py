@@ -1,0 +1,149 @@
+"""Power expectation propagation: a factor is refined by matching moments of a tilted distribution."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from partita.checks import check_count, check_share
+from partita.expectations import TINY, hermite
+from partita.families import Family, Gaussian, MeanField, inner
+from partita.free_energy import LocalProblem
+from partita.runtime import Array
+from partita.solvers.base import Outcome, Solver, SolverInfo
+
+# How often the nodes of a quadrature are put where its integrand is.
+PLACINGS = 3
+
+
+class _State(NamedTuple):
+    posterior: Family
+    factor: Family
+    first_value: Array
+    outcome: Array
+
+
+class MomentMatching(Solver):
+    """t_m ← t_m (proj[q (p(y_m | θ) / t_m)^α] / q)^(1/α), `steps` times: power EP (Minka, 2004).
+
+    `power` α = 1 is expectation propagation; as α falls to zero a step becomes that of `FixedPoint` (the paper's
+    Property on power EP). proj keeps the moments. They are found by quadrature over the predictor xᵀθ where a site has
+    one row of a model with one, or over θ itself where that is one number; elsewhere from `draws` of the posterior,
+    weighted by importance, which is good only while the posterior covers what one site's data say.
+
+    The free energy in a run's history is then power EP's estimate of the log evidence, which is no bound, and which
+    damping should not rely on: give a number (`damping=0.5`), or 1 where sites take turns.
+    """
+
+    power: float = 1.0
+    steps: int = 1
+    points: int = 64
+    draws: int = 1000
+
+    def __check_init__(self) -> None:
+        check_share("MomentMatching: ", power=self.power)
+        check_count("MomentMatching: ", steps=self.steps, points=self.points, draws=self.draws)
+
+    @property
+    def stochastic(self) -> bool:
+        return True
+
+    def refine(
+        self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
+    ) -> tuple[Family, SolverInfo]:
+        def step(number: Array, state: _State) -> _State:
+            value, matched = self._matched(problem, state, jax.random.fold_in(key, number))
+            change = (matched / state.posterior) ** (1 / self.power)
+            candidate = problem.cavity * state.factor * change
+            finite = jnp.isfinite(value) & jnp.all(
+                jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(change)])
+            )
+            good = finite & candidate.is_proper()
+            taken = jax.tree.map(lambda a: jnp.where(good, a, 0), change)
+            outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
+            return _State(
+                state.posterior * taken,
+                state.factor * taken,
+                jnp.where(number == 0, value, state.first_value),
+                outcome,
+            )
+
+        start = _State(posterior, factor, jnp.zeros((), posterior.dtype), jnp.asarray(Outcome.STEPS_DONE))
+        end = jax.lax.fori_loop(0, self.steps, step, start)
+        return end.posterior, SolverInfo(end.first_value, jnp.asarray(self.steps), end.outcome)
+
+    def _matched(self, problem: LocalProblem, state: _State, key: Array) -> tuple[Array, Family]:
+        """log E_q[(p / t)^α] / α + E_q[log t], which stands for E_q[log p]; and the density with the tilted moments."""
+        q, model, shard = state.posterior, problem.model, problem.shard
+        if not isinstance(q, Gaussian | MeanField):
+            return self._weighted(problem, state, key)
+        if model.projected and model.outputs == 1 and shard.capacity == 1:
+            x, y = shard.data.X[0], shard.data.y[0]
+            log_prob = jax.vmap(lambda f: shard.weights[0] * model.pointwise(f, y, problem.hyper))
+            return self._projected(state, x, log_prob)
+        if jnp.shape(q.location) == (1,):
+
+            def whole(theta: Array) -> Array:
+                rows = model.log_prob(theta[None], shard.data, problem.hyper)
+                return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
+
+            return self._projected(state, jnp.ones(1, q.dtype), jax.vmap(whole))
+        return self._weighted(problem, state, key)
+
+    def _projected(self, state: _State, x: Array, log_prob: Callable[[Array], Array]) -> tuple[Array, Family]:
+        """Over f = xᵀθ, at nodes where the posterior is, then twice where the tilted distribution was found to be."""
+        q = state.posterior
+        cavity = q / state.factor**self.power
+        nodes, weights = (jnp.asarray(a, q.dtype) for a in hermite(self.points))
+        m, v = _predictor(cavity, x)
+        centre, spread = _predictor(q, x)
+        for _ in range(PLACINGS):
+            f = centre + jnp.sqrt(spread) * nodes
+            logs = jnp.log(weights) + self.power * log_prob(f)
+            logs += 0.5 * ((f - centre) ** 2 / spread + jnp.log(spread) - (f - m) ** 2 / v - jnp.log(v))
+            log_z = jax.nn.logsumexp(logs)
+            share = jnp.exp(logs - log_z)
+            centre = share @ f
+            spread = jnp.maximum(share @ (f - centre) ** 2, TINY)
+        ratio = log_z + cavity.log_partition() - q.log_partition()
+        value = ratio / self.power + inner(state.factor, q.mean())
+        return value, _with_moments(cavity, x, (m, v), (centre, spread))
+
+    def _weighted(self, problem: LocalProblem, state: _State, key: Array) -> tuple[Array, Family]:
+        q = state.posterior
+        params = q.sample(key, (self.draws,))
+        statistics = jax.vmap(q.statistics)(params)
+
+        def log_prob(theta: Array) -> Array:
+            rows = problem.model.log_prob(theta, problem.shard.data, problem.hyper)
+            return jnp.sum(jnp.where(problem.shard.weights > 0, problem.shard.weights * rows, 0))
+
+        log_factor = jax.vmap(lambda one: inner(state.factor, one))(statistics)
+        logs = self.power * (jax.lax.map(log_prob, params) - log_factor)
+        share = jax.nn.softmax(logs)
+        mean = q.mean()
+        # The difference between weighted and plain averages: as α falls, so does the noise.
+        moved = jax.tree.map(
+            lambda mu, values: mu + jnp.tensordot(share - 1 / self.draws, values, axes=1), mean, statistics
+        )
+        value = (jax.nn.logsumexp(logs) - jnp.log(self.draws)) / self.power + inner(state.factor, mean)
+        return value, type(q).from_mean(moved)
+
+
+def _predictor(q: Any, x: Array) -> tuple[Array, Array]:
+    """Mean and variance of xᵀθ."""
+    m, v = q.project(x[None])
+    return m[0], jnp.maximum(v[0], TINY)
+
+
+def _with_moments(cavity: Any, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Family:
+    """A Gaussian × a function of xᵀθ: the Gaussian with its moments, from those of xᵀθ without and with it."""
+    (m, v), (tilted_m, tilted_v) = before, after
+    if isinstance(cavity, Gaussian):
+        precision = 1 / tilted_v - 1 / v
+        return cavity * Gaussian((tilted_m / tilted_v - m / v) * x, precision * jnp.outer(x, x))
+    along = cavity.variance * x
+    variance = cavity.variance + along**2 * (tilted_v - v) / v**2
+    location = cavity.location + along * (tilted_m - m) / v
+    return MeanField(location / variance, 1 / variance)

@@ -1,0 +1,172 @@
+"""Power EP: textbook EP in a few lines of NumPy, exact posteriors on grids, and the limit of small powers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.stats import norm
+
+import partita as pt
+from partita.errors import InputError
+from partita.families import Gaussian, MeanField
+from partita.solvers import FixedPoint, MomentMatching
+
+GENERATOR = np.random.default_rng(3)
+X = GENERATOR.normal(size=(12, 2))
+Y = (X @ [1.5, -1.0] + GENERATOR.normal(size=12) > 0).astype(float)
+PROBIT = pt.models.ProbitRegression(2, intercept=False, prior_scale=2.0)
+ROWS = [(X[i : i + 1], Y[i : i + 1]) for i in range(len(Y))]
+# The clutter problem (Minka, 2001): half of the observations are noise of standard deviation 10^½.
+CLUTTER = GENERATOR.permutation(np.concatenate([GENERATOR.normal(2, 1, 8), GENERATOR.normal(0, np.sqrt(10), 6)]))
+
+
+def run(model, shards, solver, passes=30, **settings):
+    return pt.fit(
+        model, shards, solver=solver, schedule=pt.schedules.Sequential(passes=passes), damping=1.0, **settings
+    )
+
+
+def energy(result) -> float:
+    """What the last pass says of the log evidence."""
+    return [row["free_energy"] for row in result.history if row["free_energy"] is not None][-1]
+
+
+def log_partition(shift, precision):
+    return 0.5 * shift @ np.linalg.solve(precision, shift) - 0.5 * np.linalg.slogdet(precision)[1] + np.log(2 * np.pi)
+
+
+def textbook_probit_ep(passes=60):
+    """Sites in f = xᵀθ, with the closed-form moments of Gaussian × Φ (Rasmussen and Williams, 2006, Section 3.6)."""
+    nu, tau = np.zeros(len(Y)), np.zeros(len(Y))
+    prior = np.eye(2) / 4
+    for _ in range(passes):
+        evidence = -log_partition(np.zeros(2), prior)
+        for i, (x, s) in enumerate(zip(X, 2 * Y - 1, strict=True)):
+            others = np.arange(len(Y)) != i
+            cavity = X[others].T @ nu[others], prior + (X[others].T * tau[others]) @ X[others]
+            m, v = x @ np.linalg.solve(cavity[1], cavity[0]), x @ np.linalg.solve(cavity[1], x)
+            z = s * m / np.sqrt(1 + v)
+            ratio = np.exp(norm.logpdf(z) - norm.logcdf(z))
+            new_m = m + s * v * ratio / np.sqrt(1 + v)
+            new_v = v - v**2 * ratio / (1 + v) * (z + ratio)
+            nu[i], tau[i] = new_m / new_v - m / v, 1 / new_v - 1 / v
+            q = X.T @ nu, prior + (X.T * tau) @ X
+            evidence += norm.logcdf(z) + log_partition(*cavity) - log_partition(*q)
+    return np.linalg.solve(q[1], q[0]), np.linalg.inv(q[1]), evidence + log_partition(*q)
+
+
+def exact_probit():
+    grid = np.linspace(-10, 10, 801)
+    A, B = np.meshgrid(grid, grid, indexing="ij")
+    theta = np.stack([A.ravel(), B.ravel()], axis=1)
+    logs = norm.logcdf((theta @ X.T) * (2 * Y - 1)).sum(axis=1) + norm.logpdf(theta, scale=2.0).sum(axis=1)
+    evidence = np.log(np.exp(logs - logs.max()).sum()) + logs.max() + 2 * np.log(grid[1] - grid[0])
+    p = np.exp(logs - logs.max())
+    p /= p.sum()
+    mean = p @ theta
+    return mean, (theta - mean).T * p @ (theta - mean), evidence
+
+
+def test_ep_is_that_of_the_textbook_and_close_to_exact():
+    result = run(PROBIT, ROWS, MomentMatching())
+    location, covariance, estimate = textbook_probit_ep()
+    assert_allclose(result.posterior.location, location, rtol=1e-6)
+    assert_allclose(result.posterior.covariance, covariance, rtol=1e-6, atol=1e-7)
+    assert_allclose(energy(result), estimate, atol=1e-5)
+    mean, spread, evidence = exact_probit()
+    assert_allclose(location, mean, atol=0.02)
+    assert_allclose(covariance, spread, atol=0.1)
+    assert_allclose(estimate, evidence, atol=0.05)
+    # The bound of variational inference is below, and its covariance smaller.
+    variational = run(PROBIT, ROWS, FixedPoint())
+    assert variational.log_evidence < evidence - 0.02
+    assert np.all(np.diag(variational.posterior.covariance) < np.diag(covariance))
+
+
+def textbook_clutter_ep(passes=60):
+    """A tilted distribution is a mixture of two Gaussians (Minka, 2001)."""
+    nu, tau = np.zeros(len(CLUTTER)), np.zeros(len(CLUTTER))
+    for _ in range(passes):
+        for i, x in enumerate(CLUTTER):
+            v = 1 / (0.01 + tau.sum() - tau[i])
+            m = v * (nu.sum() - nu[i])
+            signal, noise = norm.pdf(x, m, np.sqrt(v + 1)), norm.pdf(x, 0, np.sqrt(10))
+            r = signal / (signal + noise)
+            gain = v / (v + 1)
+            new_m = m + r * gain * (x - m)
+            new_v = v - r * gain * v + r * (1 - r) * (gain * (x - m)) ** 2
+            nu[i], tau[i] = new_m / new_v - m / v, 1 / new_v - 1 / v
+    return nu.sum() / (0.01 + tau.sum()), 1 / np.sqrt(0.01 + tau.sum()), tau
+
+
+def test_the_clutter_problem():
+    """θ is one number, likelihoods are not log-concave, and factors may have negative precisions."""
+
+    def log_prob(theta, x):
+        signal = jax.scipy.stats.norm.logpdf(x, theta[0], 1.0)
+        return jnp.logaddexp(signal, jax.scipy.stats.norm.logpdf(x, 0.0, jnp.sqrt(10.0))) - jnp.log(2.0)
+
+    model = pt.Model(Gaussian.from_moments(np.zeros(1), 100 * np.eye(1)), log_prob)
+    result = run(model, [CLUTTER[i : i + 1] for i in range(len(CLUTTER))], MomentMatching(points=200), passes=60)
+    location, scale, precisions = textbook_clutter_ep()
+    assert precisions.min() < 0
+    assert_allclose(result.posterior.location, [location], rtol=1e-5)
+    assert_allclose(result.posterior.scale, [scale], rtol=1e-5)
+    grid = np.linspace(-30, 30, 20_001)
+    either = np.logaddexp(norm.logpdf(CLUTTER[:, None], grid), norm.logpdf(CLUTTER[:, None], scale=np.sqrt(10)))
+    logs = norm.logpdf(grid, scale=10.0) + either.sum(axis=0) - len(CLUTTER) * np.log(2)
+    p = np.exp(logs - logs.max())
+    evidence = np.log(p.sum() * (grid[1] - grid[0])) + logs.max()
+    mean = p @ grid / p.sum()
+    assert_allclose(location, mean, atol=0.1)
+    assert_allclose(energy(result), evidence, atol=0.1)
+
+
+@pytest.mark.parametrize("posterior", ["full", "mean-field"])
+def test_small_powers_are_fixed_points_to_first_order(posterior):
+    """The paper's Property: halving α halves the distance to what `FixedPoint` gives."""
+    model = pt.models.ProbitRegression(2, intercept=False, posterior=posterior)
+    limit = run(model, ROWS, FixedPoint()).posterior
+    gaps = []
+    for power in (0.04, 0.02, 0.01):
+        q = run(model, ROWS, MomentMatching(power)).posterior
+        gaps.append(np.concatenate([q.location - limit.location, q.scale - limit.scale]))
+    assert np.max(np.abs(gaps[0])) > 1e-5
+    assert_allclose(gaps[0] / gaps[1], 2, rtol=0.1)
+    assert_allclose(gaps[1] / gaps[2], 2, rtol=0.05)
+
+
+def test_weighted_draws_agree_with_quadrature():
+    """Where a site has several rows, or a family no quadrature."""
+    halves = [(X[:6], Y[:6]), (X[6:], Y[6:])]
+    drawn = run(PROBIT, halves, MomentMatching(draws=100_000), passes=6).posterior
+    mean, spread, _ = exact_probit()
+    assert_allclose(drawn.location, mean, atol=0.05)
+    assert_allclose(drawn.covariance, spread, atol=0.1)
+
+
+def test_mean_field_moments_are_those_of_the_marginals():
+    """One step from a correlated-free cavity, against a grid over both coordinates."""
+    model = pt.models.ProbitRegression(2, intercept=False, posterior="mean-field", prior_scale=2.0)
+    q = run(model, ROWS[:1], MomentMatching(), passes=1).posterior
+    grid = np.linspace(-12, 12, 601)
+    theta = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1).reshape(-1, 2)
+    p = norm.cdf((2 * Y[0] - 1) * theta @ X[0]) * norm.pdf(theta, scale=2.0).prod(axis=1)
+    p /= p.sum()
+    assert isinstance(q, MeanField)
+    assert_allclose(q.location, p @ theta, rtol=1e-4)
+    assert_allclose(q.scale**2, p @ theta**2 - (p @ theta) ** 2, rtol=1e-4)
+
+
+def test_what_cannot_be_is_refused_or_held_back():
+    with pytest.raises(InputError, match="power"):
+        MomentMatching(0.0)
+    with pytest.raises(InputError, match="draws"):
+        MomentMatching(draws=0)
+    # Three draws in five dimensions give no covariance: the factor stays, and the run says so.
+    model = pt.models.ProbitRegression(5, intercept=False)
+    data = GENERATOR.normal(size=(30, 5)), GENERATOR.integers(0, 2, 30).astype(float)
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        result = pt.fit(model, [data], solver=MomentMatching(draws=3), schedule=pt.schedules.OnePass(), damping=1.0)
+    assert_allclose(result.posterior.precision, np.eye(5))
