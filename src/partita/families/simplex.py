@@ -15,13 +15,14 @@ from partita.runtime import Array, as_array, in_own_precision
 def concentration_from_mean(expected_log: Array) -> Array:
     """The α with ψ(α_k) - ψ(Σα) = E[log p_k]: Newton's method, with its diagonal plus rank-one Hessian."""
     slack = -expected_log
-    start = 0.5 / jnp.maximum(slack - jnp.min(slack) + 0.1, 0.1)
+    start = 0.5 / jnp.maximum(slack - jnp.min(slack, axis=-1, keepdims=True) + 0.1, 0.1)
 
     def step(_, alpha):
-        total = jnp.sum(alpha)
+        total = jnp.sum(alpha, axis=-1, keepdims=True)
         gradient = digamma(total) - digamma(alpha) + expected_log
         diagonal, corner = -polygamma(1, alpha), polygamma(1, total)
-        offset = jnp.sum(gradient / diagonal) / (1 / corner + jnp.sum(1 / diagonal))
+        sums = [jnp.sum(a, axis=-1, keepdims=True) for a in (gradient / diagonal, 1 / diagonal)]
+        offset = sums[0] / (1 / corner + sums[1])
         candidate = alpha - (gradient - offset) / diagonal
         return jnp.where(candidate > 0.1 * alpha, candidate, 0.1 * alpha)
 
@@ -35,7 +36,7 @@ class DirichletMean(Tree):
 
 
 class Dirichlet(Family):
-    """∏ p_k^(α_k - 1) over a vector of probabilities."""
+    """∏ p_k^(α_k - 1) over a vector of probabilities, or over independent ones: the rows of an array."""
 
     concentration_minus_one: Array
 
@@ -51,7 +52,12 @@ class Dirichlet(Family):
 
     @in_own_precision
     def log_partition(self) -> Array:
-        return jnp.sum(gammaln(self.concentration)) - gammaln(jnp.sum(self.concentration))
+        return jnp.sum(gammaln(self.concentration)) - jnp.sum(gammaln(jnp.sum(self.concentration, axis=-1)))
+
+    @in_own_precision
+    def mean(self) -> DirichletMean:
+        total = jnp.sum(self.concentration, axis=-1, keepdims=True)
+        return DirichletMean(digamma(self.concentration) - digamma(total))
 
     @in_own_precision
     def statistics(self, params: Array) -> DirichletMean:
@@ -65,7 +71,7 @@ class Dirichlet(Family):
     @in_own_precision
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
         alpha = jnp.asarray(self.concentration)
-        return jax.random.dirichlet(key, alpha, shape, alpha.dtype)
+        return jax.random.dirichlet(key, alpha, (*shape, *alpha.shape[:-1]), alpha.dtype)
 
     def cone(self) -> Cone:
         return Cone(positive=(self.concentration,))

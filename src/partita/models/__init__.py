@@ -10,6 +10,7 @@ from partita.models.linear import (
 )
 from partita.models.mixture import GaussianMixture
 from partita.models.network import Network
+from partita.models.topics import LatentDirichletAllocation
 
 REGISTRY: dict[str, type[AbstractModel]] = {
     "linear-regression": LinearRegression,
@@ -25,6 +26,7 @@ __all__ = [
     "AbstractModel",
     "GaussianMixture",
     "Hyper",
+    "LatentDirichletAllocation",
     "LinearRegression",
     "LogisticRegression",
     "Model",

@@ -1,0 +1,165 @@
+"""Latent Dirichlet allocation: the topics of a document are found at its site."""
+
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import digamma, gammaln
+
+from partita.checks import check_count, check_positive
+from partita.errors import ShardError
+from partita.families import Dirichlet, Family
+from partita.models.base import AbstractModel, Hyper
+from partita.runtime import Array, on_host, precision
+from partita.shards import Shard, make_shard, rounded
+
+# Documents that are worked on together: few enough for the processor's cache.
+AT_ONCE = 64
+
+
+class Documents(NamedTuple):
+    """Which words a document has, and how often, padded with words that are there zero times."""
+
+    words: Array  # [documents, length]
+    counts: Array  # [documents, length]
+
+
+class LatentDirichletAllocation(AbstractModel):
+    """Words of a document are drawn from a mixture of topics of its own (Blei, Ng and Jordan, 2003).
+
+    Topics are distributions over words with a Dirichlet prior, and are what is learnt: a posterior `Dirichlet` with one
+    row per topic. A document's shares of topics have a posterior that never leaves its site; it is found by coordinate
+    ascent in every evaluation. All topics have the same prior, so a run has to start elsewhere: `fit(model, shards,
+    start=model.begin())`. A shard is a matrix of counts, documents by words, sparse or dense.
+
+    Args:
+        topics, words: how many.
+        concentration: of the prior of a topic, per word.
+        document_concentration: of the prior of a document's shares, per topic.
+        iterations, tolerance: of a document's coordinate ascent, which ends where shares change by less.
+        single_precision: half the memory, and about twice the speed.
+    """
+
+    topics: int
+    words: int
+    concentration: float = 0.1
+    document_concentration: float = 0.1
+    iterations: int = 100
+    tolerance: float = 1e-3
+    single_precision: bool = False
+
+    closed_form: ClassVar[bool] = True
+    conjugate: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        check_count("LatentDirichletAllocation: ", topics=self.topics, words=self.words, iterations=self.iterations)
+        check_positive(
+            "LatentDirichletAllocation: ",
+            concentration=self.concentration,
+            document_concentration=self.document_concentration,
+            tolerance=self.tolerance,
+        )
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32 if self.single_precision else np.float64)
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        return Dirichlet.from_concentration(np.full((self.topics, self.words), self.concentration, self.dtype))
+
+    def begin(self, seed: int = 0) -> Family:
+        """A place to start from: topics that differ at random (Hoffman et al., 2013)."""
+        drawn = np.random.default_rng(seed).gamma(100.0, 0.01, (self.topics, self.words))
+        return Dirichlet.from_concentration(drawn.astype(self.dtype))
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        """From counts, documents by words; documents without words are left out."""
+        import scipy.sparse
+
+        if not scipy.sparse.issparse(raw):
+            raw = np.asarray(raw)
+            if raw.dtype == object or raw.ndim != 2:
+                raise ShardError(site, "documents", "expected a matrix of counts, documents by words")
+        matrix = scipy.sparse.csr_array(raw)
+        matrix.sum_duplicates()
+        matrix.eliminate_zeros()
+        if matrix.shape[1] != self.words:
+            raise ShardError(site, "documents", f"expected counts of {self.words} words, got {matrix.shape[1]}")
+        if not np.all(np.isfinite(matrix.data)) or np.any(matrix.data < 0):
+            raise ShardError(site, "documents", "counts must be finite and not negative")
+        lengths = np.diff(matrix.indptr)
+        kept = np.flatnonzero(lengths)
+        if not len(kept):
+            raise ShardError(site, "documents", "has no words at all: leave the site out")
+        place = np.arange(rounded(int(lengths.max())))
+        there = place < lengths[kept][:, None]
+        index = np.where(there, matrix.indptr[kept][:, None] + place, 0)
+        words = np.where(there, matrix.indices[index], 0).astype(np.int32)
+        counts = np.where(there, matrix.data[index], 0).astype(self.dtype)
+        return make_shard(Documents(words, counts), np.ones(len(kept), self.dtype))
+
+    def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> Array:
+        """A bound for each document, with the best shares of topics; gradients pass by how these were found."""
+        logs = mean.expected_log.T  # [words, topics]
+        fixed = jax.lax.stop_gradient(logs)
+        parts = _in_parts(data)
+        gamma = jax.lax.map(lambda part: self._shares(fixed, part), parts)
+        bound = jax.checkpoint(lambda pair: self._bound(logs, *pair))
+        return jax.lax.map(bound, (parts, gamma)).reshape(-1)[: len(data.words)]
+
+    def log_prob(self, params: Any, data: Documents, hyper: Hyper) -> Array:
+        """The same bound for topics that are known: what is left of log p(words | topics) is the documents' own."""
+        return self.expected_log_prob(Dirichlet.Mean(jnp.log(params)), data, hyper)
+
+    def shares(self, posterior: Any, documents: Any) -> np.ndarray:
+        """The expected shares of topics in documents with words, one row for each."""
+        data = self.shard(0, documents).data
+        with precision(self.dtype):
+            gamma = on_host(_all_shares(self, posterior, data))
+        return gamma / gamma.sum(axis=1, keepdims=True)
+
+    def _shares(self, logs: Array, data: Documents) -> Array:
+        """The γ of Dirichlet posteriors over the shares of topics."""
+        alpha = self.document_concentration
+        rows = logs[data.words]  # [documents, length, topics]
+        likely = jnp.exp(rows - jnp.max(rows, axis=-1, keepdims=True))
+        total = jnp.sum(data.counts, axis=1)
+
+        def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            number, gamma, _ = carry
+            weight = jnp.exp(digamma(gamma) - digamma(jnp.sum(gamma, axis=1, keepdims=True)))
+            norm = jnp.einsum("nlk,nk->nl", likely, weight)
+            ratio = data.counts / jnp.maximum(norm, 1e-30)
+            new = alpha + weight * jnp.einsum("nlk,nl->nk", likely, ratio)
+            return number + 1, new, jnp.max(jnp.mean(jnp.abs(new - gamma), axis=1))
+
+        def again(carry: tuple[Array, Array, Array]) -> Array:
+            return (carry[0] < self.iterations) & (carry[2] > self.tolerance)
+
+        start = jnp.broadcast_to((alpha + total / self.topics)[:, None], (len(total), self.topics))
+        return jax.lax.while_loop(again, step, (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, start.dtype)))[1]
+
+    def _bound(self, logs: Array, data: Documents, gamma: Array) -> Array:
+        alpha, K = self.document_concentration, self.topics
+        expected = digamma(gamma) - digamma(jnp.sum(gamma, axis=1, keepdims=True))
+        words = jax.nn.logsumexp(logs[data.words] + expected[:, None, :], axis=-1)
+        own = jnp.sum((alpha - gamma) * expected + gammaln(gamma), axis=1) - gammaln(jnp.sum(gamma, axis=1))
+        constant = gammaln(jnp.asarray(K * alpha, own.dtype)) - K * gammaln(jnp.asarray(alpha, own.dtype))
+        return jnp.sum(data.counts * words, axis=1) + own + constant
+
+
+def _in_parts(data: Documents) -> Documents:
+    """With a leading axis of parts that are worked on one after the other; the last one is filled up."""
+    size = min(AT_ONCE, len(data.words))
+    parts = -(-len(data.words) // size)
+    extra = parts * size - len(data.words)
+    return jax.tree.map(lambda a: jnp.pad(a, ((0, extra), (0, 0))).reshape(parts, size, a.shape[1]), data)
+
+
+@eqx.filter_jit
+def _all_shares(model: LatentDirichletAllocation, posterior: Any, data: Documents) -> Array:
+    logs = posterior.mean().expected_log.T
+    gamma = jax.lax.map(lambda part: model._shares(logs, part), _in_parts(data))
+    return gamma.reshape(-1, model.topics)[: len(data.words)]
