@@ -131,6 +131,44 @@ def report(
     finish(folder, {}, json)
 
 
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One of them: explain it and run it on small real data.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Run with comparisons; fails if one is off.")] = False,
+    json: Json = False,
+) -> None:
+    """The paper's table of published methods, as triples of partition, solver and schedule."""
+    from partita.methods import TABLE, checked, explained, in_short, method
+    from partita.runtime import cache_compilation
+    from partita.telemetry import to_json
+
+    cache_compilation()
+    rows = TABLE if name is None else (method(name),)
+    if not check and name is None:
+        for family in dict.fromkeys(row.family for row in rows):
+            shown = [row for row in rows if row.family == family]
+            if json:
+                typer.echo("\n".join(to_json(explained(row)) for row in shown))
+            else:
+                print_table(family, [in_short(row) for row in shown])
+        return
+    if name is not None and not json:
+        for key, value in explained(rows[0]).items():
+            typer.echo(f"{key}: {value}")
+    results = []
+    for result in checked(rows):
+        results.append(result)
+        if json:
+            typer.echo(to_json(result))
+        else:
+            figure = (
+                f"{result['difference']:.2g} (at most {result['tolerance']:.2g}) " if "difference" in result else ""
+            )
+            typer.echo(f"{result['method']:24s} {result['status']:8s} {figure}{result['words']}")
+    if any(result["status"] == "off" for result in results):
+        raise typer.Exit(1)
+
+
 reproduction = typer.Typer(help="The paper's experiments, with its plots.", no_args_is_help=True)
 app.add_typer(reproduction, name="reproduce")
 Out = Annotated[Path, typer.Option(help="Folder for results; what is finished there is not run again.")]

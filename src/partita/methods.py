@@ -1,0 +1,267 @@
+"""The paper's Table 1: published algorithms as triples of partition, solver and schedule, each with a reference.
+
+Rows are data. A row that has no `problem` is one that is not there yet, and says what it waits for.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from partita import references as ref
+from partita.errors import InputError
+from partita.result import Result
+from partita.run import fit
+from partita.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
+from partita.solvers import FixedPoint, Gradient, MomentMatching, Solver
+from partita.telemetry import Callback, Row
+
+Family = Literal["global", "local", "online", "power EP"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row. The difference that `check` finds has to be at most `tolerance`."""
+
+    name: str
+    family: Family
+    optimisation: str
+    citation: str
+    words: str
+    problem: Callable[[], ref.Problem] | None = None
+    partition: Callable[[Any], list[Any]] = ref.whole
+    solver: Solver | None = None
+    schedule: Schedule | None = None
+    damping: float = 1.0
+    check: ref.Check | None = None
+    tolerance: float = 0.0
+    waits_for: str = ""
+
+    @property
+    def works(self) -> bool:
+        return self.problem is not None
+
+
+TABLE: tuple[Method, ...] = (
+    Method(
+        "beal-2003", "global", "analytic", "Beal (2003), Attias (2000)",
+        "Variational Bayes of a conditionally conjugate model: whole steps on all data.",
+        ref.mixture, ref.whole, FixedPoint(step_size=1.0), Sequential(150),
+        check=ref.scikit_learn_mixture, tolerance=1e-3,
+    ),
+    Method(
+        "sato-2001", "global", "natural gradient", "Sato (2001)",
+        "The same by natural gradients of the bound: half steps.",
+        ref.mixture, ref.whole, FixedPoint(step_size=0.5), Sequential(300),
+        check=ref.scikit_learn_mixture, tolerance=1e-3,
+    ),
+    Method(
+        "hensman-2012", "global", "natural gradient", "Hensman, Rattray and Lawrence (2012)",
+        "Conjugate natural gradients on the collapsed bound of a mixture.",
+        waits_for="conjugate directions in the mean parameters",
+    ),
+    Method(
+        "hinton-van-camp-1993", "global", "gradient", "Hinton and van Camp (1993)",
+        "Gradient descent of the bound with a diagonal Gaussian, by L-BFGS.",
+        ref.logistic_mean_field, ref.whole, Gradient("lbfgs", epochs=200), Sequential(1),
+        check=ref.batch_optimum, tolerance=1e-4,
+    ),
+    Method(
+        "kucukelbir-2017", "global", "gradient", "Kucukelbir et al. (2017)",
+        "Automatic differentiation VI: constrained parameters through transforms.",
+        waits_for="transforms of constrained parameters",
+    ),
+    Method(
+        "honkela-2010", "global", "natural gradient", "Honkela et al. (2010)",
+        "Natural gradients of the means alone.",
+        waits_for="non-linear factor analysis and a state-space model",
+    ),
+    Method(
+        "hensman-2013", "global", "natural gradient", "Hensman, Fusi and Lawrence (2013)",
+        "Sparse Gaussian processes by stochastic natural gradients.",
+        waits_for="a sparse process with a fixed number of points as a model of the loop",
+    ),
+    Method(
+        "hoffman-2013", "global", "natural gradient", "Hoffman et al. (2013)",
+        "Stochastic variational inference of topics: natural gradients of mini-batches.",
+        ref.topics, ref.whole, FixedPoint(step_size=0.1, steps=10, batch_size=80), Sequential(20),
+        check=ref.scikit_learn_topics, tolerance=0.02,
+    ),
+    Method(
+        "salimans-knowles-2013", "global", "natural gradient", "Salimans and Knowles (2013)",
+        "Non-conjugate models by natural gradients without a Fisher matrix.",
+        ref.probit, ref.whole, FixedPoint(step_size=0.5, steps=60), Sequential(1),
+        check=ref.batch_optimum, tolerance=1e-6,
+    ),
+    Method(
+        "sheth-khardon-2015", "global", "natural gradient", "Sheth et al. (2015), Sheth and Khardon (2016a, b)",
+        "Latent Gaussian and two-level models by fixed points.",
+        waits_for="two-level models",
+    ),
+    Method(
+        "winn-bishop-2005", "local", "analytic", "Winn and Bishop (2005)",
+        "Variational message passing: every row sends its message in turn.",
+        ref.regression, ref.each_row, FixedPoint(step_size=1.0), OnePass(),
+        check=ref.exact_regression, tolerance=1e-9,
+    ),
+    Method(
+        "archambeau-ermis-2015", "local", "analytic", "Archambeau and Ermis (2015)",
+        "Incremental variational inference of topics: batches of documents in turn, again and again.",
+        ref.topics, ref.batches, FixedPoint(step_size=1.0), Sequential(20),
+        check=ref.scikit_learn_topics, tolerance=0.0,
+    ),
+    Method(
+        "knowles-minka-2011", "local", "natural gradient", "Knowles and Minka (2011)",
+        "Non-conjugate variational message passing: fixed points, row by row.",
+        ref.logistic, ref.each_row, FixedPoint(step_size=1.0), Sequential(15),
+        check=ref.batch_optimum, tolerance=1e-6,
+    ),
+    Method(
+        "wand-2014", "local", "natural gradient", "Wand (2014)",
+        "Fixed points for Poisson mixed models and heteroscedastic regression.",
+        waits_for="mixed and heteroscedastic models",
+    ),
+    Method(
+        "khan-li-2018", "local", "natural gradient", "Khan and Lin (2017), Khan and Li (2018)",
+        "Conjugate-computation VI: damped natural gradients of batches, in random order.",
+        ref.logistic, ref.batches, FixedPoint(step_size=0.5), RandomOrder(40),
+        check=ref.batch_optimum, tolerance=1e-4,
+    ),
+    Method(
+        "ghahramani-attias-2000", "online", "analytic", "Ghahramani and Attias (2000), Sato (2001)",
+        "Online variational Bayes of a mixture: each batch once, the posterior is the next one's prior.",
+        ref.mixture, ref.batches, FixedPoint(step_size=1.0, steps=30), OnePass(),
+        check=ref.batch_optimum, tolerance=5.0,
+    ),
+    Method(
+        "broderick-2013", "online", "analytic", "Broderick et al. (2013)",
+        "Streaming variational Bayes of topics: each batch of documents once.",
+        ref.topics, ref.batches, FixedPoint(step_size=1.0, steps=20), OnePass(),
+        check=ref.scikit_learn_topics, tolerance=0.05,
+    ),
+    Method(
+        "bui-2017", "online", "analytic", "Bui, Nguyen and Turner (2017)",
+        "Streaming sparse Gaussian processes: `pt.StreamingGPRegressor`.",
+        waits_for="a posterior whose space grows, in the loop",
+    ),
+    Method(
+        "nguyen-2018", "online", "gradient", "Nguyen et al. (2018)",
+        "Variational continual learning: one pass with gradients (`partita reproduce vcl` for networks).",
+        ref.logistic_mean_field, ref.batches, Gradient("lbfgs", epochs=200), OnePass(),
+        check=ref.batch_optimum, tolerance=2.0,
+    ),
+    Method(
+        "zeno-2018", "online", "gradient", "Zeno et al. (2018)",
+        "Bayesian gradient descent.",
+        waits_for="its closed-form update of the scales as a solver",
+    ),
+    Method(
+        "minka-2001", "power EP", "moment matching", "Minka (2001)",
+        "Expectation propagation: α = 1, row by row.",
+        ref.probit, ref.each_row, MomentMatching(), Sequential(15),
+        check=ref.grid_moments, tolerance=0.05,
+    ),
+    Method(
+        "minka-2004", "power EP", "moment matching", "Minka (2004)",
+        "Power EP with α = ½, rows all at once.",
+        ref.probit, ref.each_row, MomentMatching(0.5), Synchronous(60), damping=0.3,
+        check=ref.grid_moments, tolerance=0.1,
+    ),
+    Method(
+        "small-powers", "power EP", "moment matching", "Bui et al. (2018), on power EP",
+        "α = 0.001: the limit in which power EP is local variational inference.",
+        ref.probit, ref.each_row, MomentMatching(0.001), Sequential(20),
+        check=ref.fixed_point_limit, tolerance=1e-3,
+    ),
+    Method(
+        "adep", "power EP", "gradient", "Minka (2004), Hernández-Lobato et al. (2016)",
+        "α-divergences minimised by gradients.",
+        waits_for="a solver that follows gradients of α-divergences",
+    ),
+    Method(
+        "bui-2017b", "power EP", "moment matching", "Bui, Yan and Turner (2017)",
+        "Power EP for sparse Gaussian processes.",
+        waits_for="a sparse process with a fixed number of points as a model of the loop",
+    ),
+    Method(
+        "li-2015", "power EP", "moment matching", "Li, Hernández-Lobato and Turner (2015)",
+        "Stochastic power EP: one factor shared by all sites.",
+        waits_for="a ledger with one shared factor",
+    ),
+    Method(
+        "hasenclever-2017", "power EP", "moment matching", "Hasenclever et al. (2017)",
+        "Convergent power EP by a double loop.",
+        waits_for="an inner loop over natural parameters at the server",
+    ),
+)  # fmt: skip
+
+
+def method(name: str) -> Method:
+    for row in TABLE:
+        if row.name == name:
+            return row
+    raise InputError(f"method {name!r} is not known: use one of {', '.join(row.name for row in TABLE)}")
+
+
+def in_short(row: Method) -> Row:
+    """A row for a narrow table."""
+    kinds = (row.partition.__name__.replace("_", " "), type(row.solver).__name__, type(row.schedule).__name__)
+    names = kinds if row.works else ("not there yet", "", "")
+    pairs = zip(("partition", "solver", "schedule"), names, strict=True)
+    return {"method": row.name, "optimisation": row.optimisation, **dict(pairs)}
+
+
+def explained(row: Method) -> Row:
+    """A row in words."""
+    pieces = (
+        (row.partition.__name__.replace("_", " "), repr(row.solver), repr(row.schedule)) if row.works else ("",) * 3
+    )
+    return {
+        "method": row.name,
+        "family": row.family,
+        "optimisation": row.optimisation,
+        "partition": pieces[0],
+        "solver": pieces[1],
+        "schedule": pieces[2],
+        "citation": row.citation,
+        "words": row.words if row.works else f"{row.words} Waits for {row.waits_for}.",
+    }
+
+
+def run(row: Method, seed: int = 0, callbacks: Sequence[Callback] = ()) -> tuple[ref.Problem, Result]:
+    """Fit a row's small problem."""
+    if row.problem is None:
+        raise InputError(f"{row.name} is not there yet: it waits for {row.waits_for}")
+    problem = row.problem()
+    result = fit(
+        problem.model,
+        row.partition(problem.data),
+        solver=row.solver,
+        schedule=row.schedule,
+        damping=row.damping,
+        start=problem.start,
+        seed=seed,
+        callbacks=callbacks,
+    )
+    return problem, result
+
+
+def checked(rows: Sequence[Method] = TABLE) -> Iterator[Row]:
+    """Run rows with their checks: how far each is from its reference."""
+    for row in rows:
+        if not row.works:
+            yield {"method": row.name, "status": "missing", "words": f"waits for {row.waits_for}"}
+            continue
+        began = time.perf_counter()
+        problem, result = run(row)
+        assert row.check is not None
+        compared = row.check(problem, result)
+        good = compared.difference <= row.tolerance
+        yield {
+            "method": row.name,
+            "status": "good" if good else "off",
+            "difference": compared.difference,
+            "tolerance": row.tolerance,
+            "words": compared.words,
+            "seconds": time.perf_counter() - began,
+        }

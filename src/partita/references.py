@@ -1,0 +1,219 @@
+"""Small real problems for the methods of the paper's Table 1, and what their answers are compared with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partita.families import Family
+from partita.models import (
+    AbstractModel,
+    GaussianMixture,
+    LatentDirichletAllocation,
+    LinearRegression,
+    LogisticRegression,
+    ProbitRegression,
+)
+from partita.result import Result
+from partita.run import evidence, fit
+from partita.schedules import Sequential
+from partita.solvers import FixedPoint
+
+PARTS = 5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, all data as one shard, and where to start if not at the prior."""
+
+    model: AbstractModel
+    data: Any
+    start: Family | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a method's answer is from its reference's, in which words."""
+
+    difference: float
+    words: str
+
+
+def mixture() -> Problem:
+    """Lengths of sepals and petals of irises, three components."""
+    from sklearn.datasets import load_iris
+
+    X = load_iris().data[:, [0, 2]]
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    X = X[np.random.default_rng(0).permutation(len(X))]
+    model = GaussianMixture(2, 2, concentration=0.5, strength=0.7, degrees=6.0, scale=1.5)
+    return Problem(model, X, model.begin(X))
+
+
+def topics() -> Problem:
+    """Images of digits as documents whose words are pixels, eight topics."""
+    from sklearn.datasets import load_digits
+
+    model = LatentDirichletAllocation(8, 64, concentration=0.1, document_concentration=0.1)
+    return Problem(model, load_digits().data[:400], model.begin())
+
+
+def _tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_breast_cancer
+
+    X, y = load_breast_cancer(return_X_y=True)
+    X = X[:rows, list(columns)]
+    return (X - X.mean(axis=0)) / X.std(axis=0), y[:rows].astype(float)
+
+
+def logistic() -> Problem:
+    """Breast cancer from five measurements, 150 rows."""
+    return Problem(LogisticRegression(5), _tumours(150, range(5)))
+
+
+def logistic_mean_field() -> Problem:
+    return Problem(LogisticRegression(5, posterior="mean-field"), _tumours(150, range(5)))
+
+
+def probit() -> Problem:
+    """Breast cancer from two measurements without an intercept, 60 rows: small enough for a grid."""
+    return Problem(ProbitRegression(2, intercept=False, prior_scale=1.5), _tumours(60, (1, 4)))
+
+
+def regression() -> Problem:
+    """Diabetes, ten features."""
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True)
+    return Problem(LinearRegression(10, noise=0.7), (X / X.std(axis=0), (y - y.mean()) / y.std()))
+
+
+def rows_of(data: Any) -> int:
+    return len(data[0]) if isinstance(data, tuple) else len(data)
+
+
+def taken(data: Any, index: Any) -> Any:
+    return tuple(part[index] for part in data) if isinstance(data, tuple) else data[index]
+
+
+def whole(data: Any) -> list[Any]:
+    """All data at one site: global inference."""
+    return [data]
+
+
+def batches(data: Any) -> list[Any]:
+    """A few sites, or a few moments of a stream."""
+    return [taken(data, part) for part in np.array_split(np.arange(rows_of(data)), PARTS)]
+
+
+def each_row(data: Any) -> list[Any]:
+    """Every row is a site of its own."""
+    return [taken(data, slice(i, i + 1)) for i in range(rows_of(data))]
+
+
+def batch_optimum(problem: Problem, result: Result) -> Comparison:
+    """Of global variational inference on all data, by fixed-point iteration until it stands."""
+    best = fit(
+        problem.model,
+        [problem.data],
+        solver=FixedPoint(steps=500, tolerance=1e-10),
+        schedule=Sequential(passes=1),
+        damping=1.0,
+        start=problem.start,
+    )
+    bound = evidence(problem.model, [problem.data], result.posterior)
+    return Comparison(
+        float(best.log_evidence - bound), f"nats below the bound of batch inference, {best.log_evidence:.3f}"
+    )
+
+
+def scikit_learn_mixture(problem: Problem, result: Result) -> Comparison:
+    from sklearn.mixture import BayesianGaussianMixture
+
+    model: Any = problem.model
+    other = BayesianGaussianMixture(
+        n_components=model.components,
+        weight_concentration_prior_type="dirichlet_distribution",
+        weight_concentration_prior=model.concentration,
+        mean_precision_prior=model.strength,
+        mean_prior=np.full(model.features, model.location),
+        degrees_of_freedom_prior=model.degrees,
+        covariance_prior=model.scale * np.eye(model.features),
+        max_iter=5000,
+        tol=1e-13,
+        random_state=0,
+    ).fit(problem.data)
+    parts: Any = result.posterior
+    each = parts.parts["components"].each
+    ours = np.column_stack(
+        [parts.parts["weights"].concentration, each.strength_times_location / each.strength[:, None]]
+    )
+    theirs = np.column_stack([other.weight_concentration_, other.means_])
+    gap = np.abs(ours[np.argsort(ours[:, 0])] - theirs[np.argsort(theirs[:, 0])])
+    return Comparison(float(gap.max()), "largest difference to weights and means of BayesianGaussianMixture")
+
+
+def scikit_learn_topics(problem: Problem, result: Result) -> Comparison:
+    """Its online inference after ten passes: the mean over three starts, which end 0.04 apart."""
+    from sklearn.decomposition import LatentDirichletAllocation as Reference
+
+    model: Any = problem.model
+    words = problem.data.sum()
+    settings = {
+        "topic_word_prior": model.concentration,
+        "doc_topic_prior": model.document_concentration,
+        "learning_method": "online",
+        "batch_size": rows_of(problem.data) // PARTS,
+        "max_iter": 10,
+    }
+    fits = [Reference(model.topics, random_state=seed, **settings).fit(problem.data) for seed in range(3)]
+    theirs = float(np.mean([one.score(problem.data) for one in fits]) / words)
+    bound = evidence(model, [problem.data], result.posterior) / words
+    return Comparison(
+        float(theirs - bound), f"below the bound per word of scikit-learn's online inference, {theirs:.3f}"
+    )
+
+
+def exact_regression(problem: Problem, result: Result) -> Comparison:
+    """The normal equations."""
+    model: Any = problem.model
+    X, y = problem.data
+    A = np.column_stack([X, np.ones(len(X))])
+    prior = np.diag([1 / model.prior_scale**2] * X.shape[1] + [1 / model.intercept_scale**2])
+    precision = prior + A.T @ A / model.noise**2
+    location = np.linalg.solve(precision, A.T @ y / model.noise**2)
+    q: Any = result.posterior
+    gap = max(np.abs(q.location - location).max(), np.abs(q.precision - precision).max() / precision.max())
+    return Comparison(float(gap), "largest difference to the exact posterior")
+
+
+def grid_moments(problem: Problem, result: Result) -> Comparison:
+    """The exact posterior of two parameters, on a grid."""
+    from scipy.special import log_ndtr
+
+    model: Any = problem.model
+    X, y = problem.data
+    axis = np.linspace(-7, 7, 281)
+    theta = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+    logs = log_ndtr((theta @ X.T) * (2 * y - 1)).sum(axis=1) - 0.5 * np.sum(theta**2, axis=1) / model.prior_scale**2
+    p = np.exp(logs - logs.max())
+    p /= p.sum()
+    mean = p @ theta
+    spread = np.sqrt(p @ (theta - mean) ** 2)
+    q: Any = result.posterior
+    gap = max(np.abs((q.location - mean) / spread).max(), np.abs(q.scale / spread - 1).max())
+    return Comparison(float(gap), "largest difference to exact means and deviations, in exact deviations")
+
+
+def fixed_point_limit(problem: Problem, result: Result) -> Comparison:
+    """What power EP tends to as α falls."""
+    limit: Any = fit(
+        problem.model, each_row(problem.data), solver=FixedPoint(), schedule=Sequential(passes=20), damping=1.0
+    ).posterior
+    q: Any = result.posterior
+    gap = max(np.abs((q.location - limit.location) / limit.scale).max(), np.abs(q.scale / limit.scale - 1).max())
+    return Comparison(float(gap), "largest difference to the fixed point of local variational inference")
+
+
+Check = Callable[[Problem, Result], Comparison]

@@ -1,0 +1,61 @@
+"""The table of published methods: that rows are whole, and that some of them agree with their references."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from partita.cli import app
+from partita.errors import InputError
+from partita.methods import TABLE, checked, method, run
+from partita.solvers import FixedPoint
+
+RUNNER = CliRunner()
+
+
+def test_rows_are_whole():
+    assert len({row.name for row in TABLE}) == len(TABLE)
+    for row in TABLE:
+        if row.works:
+            assert row.solver is not None
+            assert row.schedule is not None
+            assert row.check is not None
+        assert row.works != bool(row.waits_for)
+        assert row.citation
+        assert row.words.endswith(".")
+
+
+@pytest.mark.parametrize("name", ["winn-bishop-2005", "khan-li-2018", "minka-2004"])
+def test_quick_rows_agree_with_their_references(name):
+    """All of them: `partita methods --check`."""
+    (result,) = checked([method(name)])
+    assert result["status"] == "good"
+    assert abs(result["difference"]) <= result["tolerance"]
+
+
+def test_a_row_that_is_off_says_so():
+    bad = replace(method("khan-li-2018"), solver=FixedPoint(step_size=0.01))
+    (result,) = checked([bad])
+    assert result["status"] == "off"
+    assert result["difference"] > 1
+
+
+def test_what_is_missing_is_refused():
+    with pytest.raises(InputError, match="waits for"):
+        run(method("li-2015"))
+    with pytest.raises(InputError, match="use one of beal-2003"):
+        method("nobody")
+
+
+def test_the_command():
+    shown = RUNNER.invoke(app, ["methods"])
+    assert shown.exit_code == 0
+    assert all(row.name in shown.stdout for row in TABLE)
+    rows = [json.loads(line) for line in RUNNER.invoke(app, ["methods", "--json"]).stdout.splitlines()]
+    assert [row["method"] for row in rows] == [row.name for row in TABLE]
+    one = RUNNER.invoke(app, ["methods", "winn-bishop-2005", "--json"])
+    assert json.loads(one.stdout)["status"] == "good"
+    missing = RUNNER.invoke(app, ["methods", "li-2015"])
+    assert missing.exit_code == 0
+    assert "waits for" in missing.stdout
