@@ -267,7 +267,7 @@ def banana(
     if method is None and "nuts" not in study.methods():
         typer.echo("NUTS is left out: it needs NumPyro (pip install numpyro)", err=True)
     cells = study.cells(study.load(quick, data), study.QUICK if quick else study.FULL, names, seeds)
-    charts = [("round", "error"), ("round", "nll")]
+    charts = [("round", "error"), ("round", "nll"), ("round", "variance")]
     shown = Study("Banana", keys=study.KEYS, charts=charts, pictures=lambda rows: [surfaces(rows), beliefs(rows)])
     reproduce(shown, cells, flops, out, json)
 
@@ -374,7 +374,7 @@ def reproduce(study: Study, cells: Sequence[Any], speed: Callable[[], float], ou
         rows = run_study(cells, out, speed, Lines(sys.stdout, study.keys or KEYS) if json else Bar())
     table = summary(rows, study.names, study.reach)
     notes = {cell.method: cell.words for cell in cells if cell.words}
-    charts = CHARTS if study.charts is None else [Chart(x, y, log_y=y == "smse") for x, y in study.charts]
+    charts = CHARTS if study.charts is None else [Chart(x, y, log_y=y in ("smse", "variance")) for x, y in study.charts]
     pages = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [line for line in table if line["setting"] == setting]

@@ -33,6 +33,7 @@ LABELS = {
     "nlpd": "test NLPD",
     "coverage": "share in 95 % intervals",
     "points": "pseudo-points",
+    "variance": "variance of the process",
 }
 
 

@@ -34,7 +34,7 @@ WORDS = {
     "batch-vi": "a sparse GP of all rows, a distribution over hyperparameters",
     "streaming-ml": "batch after batch, private pseudo-points, best hyperparameters",
     "streaming-vi": "the same with a distribution over hyperparameters",
-    "frozen-ml": "the same as the paper does it, beliefs about old function values untouched: best hyperparameters",
+    "frozen-ml": "as in the paper: beliefs about old function values are never touched again; best hyperparameters",
     "frozen-vi": "the same with a distribution over hyperparameters",
     "nuts": "NUTS over the function at all rows and the hyperparameters (NumPyro)",
 }
