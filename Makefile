@@ -37,6 +37,7 @@ soak: .venv/dev.stamp
 picture: .venv/dev.stamp
 	$(BIN)/python -m experiments.demo_picture
 	$(BIN)/python -m experiments.streaming_picture
+	$(BIN)/python -m experiments.methods_picture
 
 # The newest versions that the ranges allow, in an environment of its own.
 lock:

@@ -470,3 +470,13 @@ def test_numbers_stand_for_arrays_of_them(mixed, alike):
     density, expected = build(*arguments), build(*alike)
     assert_array_equal(density.sample(jax.random.key(0)), expected.sample(jax.random.key(0)))
     assert density.entropy() == expected.entropy()
+
+
+def test_gradients_in_the_mean_of_independent_densities():
+    """Of a function that is linear in the mean parameters: its coefficients."""
+    q = Independent.of([Gamma.from_shape_rate(2.0, 1.0), Gamma.from_shape_rate(3.0, 0.5)])
+    wanted = Independent(Gamma(np.array([0.3, -1.0]), np.array([2.0, 0.7])))
+    with precision(np.float64):
+        value, found = q.mean_gradient(lambda view: inner(wanted, view.mean()))
+        assert_allclose(value, q.expected_log(wanted))
+    leaves_close(found, wanted, rtol=1e-9)

@@ -1,0 +1,57 @@
+"""docs/images/methods.png: the landscape of published methods, granularity × optimisation, from the table itself.
+
+python -m experiments.methods_picture
+"""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from partita.methods import TABLE, Method
+
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "methods.png"
+COLUMNS = {"global": "global: all data at once", "local": "local: sites in turn", "online": "online: each batch once"}
+ROWS = ("moment matching", "gradient", "natural gradient", "analytic")
+COLOURS = {"whole": "#0072b2", "batches": "#d55e00", "each_row": "#009e73"}
+WORDS = {"whole": "one site", "batches": "a site per batch", "each_row": "a site per row"}
+MISSING = "#9a9a9a"
+
+
+def colour(row: Method) -> str:
+    return COLOURS[row.partition.__name__] if row.works else MISSING
+
+
+def draw() -> None:
+    columns = list(COLUMNS)
+    cells: dict[tuple[int, int], list[Method]] = {}
+    for row in TABLE:
+        column = columns.index("local" if row.family == "power EP" else row.family)
+        cells.setdefault((column, ROWS.index(row.optimisation)), []).append(row)
+    heights = [max(len(cells.get((column, level), [])) for column in range(3)) + 1 for level in range(len(ROWS))]
+    figure, axes = plt.subplots(figsize=(10, 0.27 * sum(heights) + 0.8))
+    bottom = 0
+    for level, height in enumerate(heights):
+        axes.axhline(bottom, color="#dddddd", lw=0.8)
+        axes.text(-0.04, bottom + height / 2, ROWS[level], ha="right", va="center", fontweight="bold")
+        for column in range(3):
+            for number, row in enumerate(cells.get((column, level), [])):
+                y = bottom + height - 1 - number
+                axes.text(column + 0.04, y, "●" if row.works else "○", color=colour(row), va="center", fontsize=9)
+                axes.text(column + 0.1, y, row.name, color="black" if row.works else MISSING, va="center", fontsize=9)
+        bottom += height
+    for column, words in enumerate(COLUMNS.values()):
+        axes.plot([column, column], [0, bottom + 1.4], color="#dddddd", lw=0.8)
+        axes.text(column + 0.5, bottom + 0.6, words, ha="center", fontweight="bold")
+    for number, (name, words) in enumerate([*WORDS.items(), ("missing", "not there yet")]):
+        axes.text(0.3 + 0.65 * number, -1.2, "○" if name == "missing" else "●", color=COLOURS.get(name, MISSING))
+        axes.text(0.36 + 0.65 * number, -1.2, words, fontsize=9)
+    axes.set(xlim=(-0.02, 3), ylim=(-1.6, bottom + 1.4))
+    axes.axis("off")
+    figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    draw()
