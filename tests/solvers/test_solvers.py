@@ -17,7 +17,7 @@ from partita.free_energy import LocalProblem
 from partita.models import prior_of
 from partita.runtime import on_host, precision
 from partita.schedules import OnePass, Sequential
-from partita.solvers import REGISTRY, FixedPoint, Gradient, NaturalGradient, Outcome, SolverInfo
+from partita.solvers import REGISTRY, FixedPoint, Gradient, MomentMatching, NaturalGradient, Outcome, SolverInfo
 
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.normal(size=(40, 2))
@@ -83,8 +83,9 @@ NOISY = {
 
 
 def test_every_solver_is_tried():
-    """The one for networks has tests of its own."""
-    assert {*(type(solver) for solver, _ in EXACT.values()), NaturalGradient} == set(REGISTRY.values())
+    """The one for networks, and the one with another optimum, have tests of their own."""
+    others = {NaturalGradient, MomentMatching}
+    assert {type(solver) for solver, _ in EXACT.values()} | others == set(REGISTRY.values())
 
 
 @pytest.mark.parametrize("posterior", POSTERIORS)
