@@ -11,17 +11,18 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from partita.methods import TABLE, Method
+from partita.report.page import COLOURS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "methods.png"
 COLUMNS = {"global": "global: all data at once", "local": "local: sites in turn", "online": "online: each batch once"}
 ROWS = ("moment matching", "gradient", "natural gradient", "analytic")
-COLOURS = {"whole": "#0072b2", "batches": "#d55e00", "each_row": "#009e73"}
 WORDS = {"whole": "one site", "batches": "a site per batch", "each_row": "a site per row"}
+PARTITIONS = dict(zip(WORDS, COLOURS, strict=False))
 MISSING = "#9a9a9a"
 
 
 def colour(row: Method) -> str:
-    return COLOURS[row.partition.__name__] if row.works else MISSING
+    return PARTITIONS[row.partition.__name__] if row.works else MISSING
 
 
 def draw() -> None:
@@ -46,7 +47,7 @@ def draw() -> None:
         axes.plot([column, column], [0, bottom + 1.4], color="#dddddd", lw=0.8)
         axes.text(column + 0.5, bottom + 0.6, words, ha="center", fontweight="bold")
     for number, (name, words) in enumerate([*WORDS.items(), ("missing", "not there yet")]):
-        axes.text(0.3 + 0.65 * number, -1.2, "○" if name == "missing" else "●", color=COLOURS.get(name, MISSING))
+        axes.text(0.3 + 0.65 * number, -1.2, "○" if name == "missing" else "●", color=PARTITIONS.get(name, MISSING))
         axes.text(0.36 + 0.65 * number, -1.2, words, fontsize=9)
     axes.set(xlim=(-0.02, 3), ylim=(-1.6, bottom + 1.4))
     axes.axis("off")

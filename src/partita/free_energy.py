@@ -25,7 +25,13 @@ class LocalProblem(eqx.Module):
 
     def expected_log_prob(self, q: Any, key: Array) -> Array:
         """E_q[log p(y_m | θ)], summed over the shard."""
-        rows = self.expectation(self.model, q, self.shard.data, self.hyper, key)
+        return self._summed(self.expectation(self.model, q, self.shard.data, self.hyper, key))
+
+    def log_prob(self, params: Any) -> Array:
+        """log p(y_m | θ), summed over the shard."""
+        return self._summed(self.model.log_prob(params, self.shard.data, self.hyper))
+
+    def _summed(self, rows: Array) -> Array:
         if jnp.shape(rows) != self.shard.weights.shape:
             raise InputError(
                 f"log_prob: expected one number per row, {self.shard.weights.shape}, got {jnp.shape(rows)}"

@@ -14,7 +14,7 @@ from partita.result import Result
 from partita.run import fit
 from partita.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
 from partita.solvers import FixedPoint, Gradient, MomentMatching, Solver
-from partita.telemetry import Callback, Row
+from partita.telemetry import Row
 
 Family = Literal["global", "local", "online", "power EP"]
 
@@ -228,7 +228,7 @@ def explained(row: Method) -> Row:
     }
 
 
-def run(row: Method, seed: int = 0, callbacks: Sequence[Callback] = ()) -> tuple[ref.Problem, Result]:
+def run(row: Method) -> tuple[ref.Problem, Result]:
     """Fit a row's small problem."""
     if row.problem is None:
         raise InputError(f"{row.name} is not there yet: it waits for {row.waits_for}")
@@ -240,8 +240,6 @@ def run(row: Method, seed: int = 0, callbacks: Sequence[Callback] = ()) -> tuple
         schedule=row.schedule,
         damping=row.damping,
         start=problem.start,
-        seed=seed,
-        callbacks=callbacks,
     )
     return problem, result
 

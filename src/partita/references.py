@@ -128,22 +128,30 @@ def batch_optimum(problem: Problem, result: Result) -> Comparison:
     )
 
 
-def scikit_learn_mixture(problem: Problem, result: Result) -> Comparison:
+def variational_mixture(model: GaussianMixture, X: np.ndarray, seed: int = 0) -> Any:
+    """scikit-learn's, with the same priors, until it stands."""
     from sklearn.mixture import BayesianGaussianMixture
 
-    model: Any = problem.model
-    other = BayesianGaussianMixture(
+    full, d = model.covariance == "full", model.features
+    reference = BayesianGaussianMixture(
         n_components=model.components,
+        covariance_type="full" if full else "diag",
         weight_concentration_prior_type="dirichlet_distribution",
         weight_concentration_prior=model.concentration,
         mean_precision_prior=model.strength,
-        mean_prior=np.full(model.features, model.location),
+        mean_prior=np.full(d, model.location),
         degrees_of_freedom_prior=model.degrees,
-        covariance_prior=model.scale * np.eye(model.features),
+        covariance_prior=model.scale * (np.eye(d) if full else np.ones(d)),
         max_iter=5000,
         tol=1e-13,
-        random_state=0,
-    ).fit(problem.data)
+        random_state=seed,
+    )
+    return reference.fit(X)
+
+
+def scikit_learn_mixture(problem: Problem, result: Result) -> Comparison:
+    model: Any = problem.model
+    other = variational_mixture(model, problem.data)
     parts: Any = result.posterior
     each = parts.parts["components"].each
     ours = np.column_stack(

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 from sklearn.datasets import load_iris
-from sklearn.mixture import BayesianGaussianMixture
 
 import partita as pt
 from partita.errors import InputError, ShardError
 from partita.families import NormalWishart
+from partita.references import variational_mixture
 
 PRIOR = {"concentration": 0.5, "strength": 0.7, "degrees": 6.0, "scale": 1.5}
 
@@ -26,30 +26,12 @@ def fitted(model, shards, start, passes=120):
     )
 
 
-def reference(X, components, covariance, seed):
-    d = X.shape[1]
-    model = BayesianGaussianMixture(
-        n_components=components,
-        covariance_type=covariance,
-        weight_concentration_prior_type="dirichlet_distribution",
-        weight_concentration_prior=PRIOR["concentration"],
-        mean_precision_prior=PRIOR["strength"],
-        mean_prior=np.zeros(d),
-        degrees_of_freedom_prior=PRIOR["degrees"],
-        covariance_prior=PRIOR["scale"] * np.eye(d) if covariance == "full" else np.full(d, PRIOR["scale"]),
-        max_iter=5000,
-        tol=1e-13,
-        random_state=seed,
-    )
-    return model.fit(X)
-
-
 def test_full_covariances_as_scikit_learn(flowers):
     """The same optimum; scikit-learn's bound leaves out constants, which are the same for every optimum."""
     model = pt.models.GaussianMixture(4, 2, **PRIOR)
     constants, bounds = [], []
     for seed in (0, 5):
-        result, other = fitted(model, [flowers], model.begin(flowers, seed)), reference(flowers, 4, "full", seed)
+        result, other = fitted(model, [flowers], model.begin(flowers, seed)), variational_mixture(model, flowers, seed)
         q = result.posterior.parts
         order, theirs = np.argsort(q["weights"].concentration), np.argsort(other.weight_concentration_)
         assert_allclose(q["weights"].concentration[order], other.weight_concentration_[theirs], rtol=1e-5)
@@ -70,7 +52,7 @@ def test_one_feature_as_scikit_learn(flowers, covariance):
     """Where all covariances are numbers; with more features scikit-learn's are no longer the variational optimum."""
     X = flowers[:, :1]
     model = pt.models.GaussianMixture(2, 1, covariance=covariance, **PRIOR)
-    result, other = fitted(model, [X], model.begin(X), 600), reference(X, 2, "diag", 0)
+    result, other = fitted(model, [X], model.begin(X), 600), variational_mixture(model, X)
     order, theirs = np.argsort(result.posterior.parts["weights"].concentration), np.argsort(other.weight_concentration_)
     assert_allclose(
         result.posterior.parts["weights"].concentration[order], other.weight_concentration_[theirs], rtol=1e-4

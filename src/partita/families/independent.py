@@ -9,6 +9,7 @@ import numpy as np
 
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
+from partita.families.product import FAMILY_OF
 from partita.runtime import Array, in_own_precision
 
 
@@ -54,8 +55,6 @@ class Independent(Family):
     @classmethod
     @in_own_precision
     def from_mean(cls, mean: IndependentMean) -> Self:
-        from partita.families.product import FAMILY_OF
-
         return cls(jax.lax.map(FAMILY_OF[type(mean.each)].from_mean, mean.each))
 
     @in_own_precision

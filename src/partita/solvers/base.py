@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from enum import IntEnum
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -101,6 +102,10 @@ class Batches(eqx.Module):
 
         order = jax.lax.cond(within == 0, shuffled, lambda: order)
         return self.problem.on(shard.epoch_batch(order, within, size)), order
+
+
+def all_finite(tree: Any) -> Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def relative_change(new: Family, old: Family) -> Array:

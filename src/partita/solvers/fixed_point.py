@@ -9,7 +9,7 @@ from partita.checks import check_count, check_not_negative, check_share
 from partita.families import Family
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
-from partita.solvers.base import Outcome, Solver, SolverInfo, relative_change
+from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite, relative_change
 
 HALVINGS = 120
 # A free energy is not known better than this many times the machine's precision, relative to its size.
@@ -78,9 +78,7 @@ class FixedPoint(Solver):
         value, message = local.message(state.posterior, sample_key)
         change = message / state.factor
         step_size, possible = self._largest(local, state, change, value, sample_key)
-        finite = jnp.isfinite(value) & jnp.all(
-            jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(change)])
-        )
+        finite = all_finite((value, change))
         candidate = state.factor * change**step_size
         moved = jax.tree.map(lambda a, b: jnp.where(finite & possible, a, b), candidate, state.factor)
         settled = relative_change(moved, state.factor) <= self.tolerance

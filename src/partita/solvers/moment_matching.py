@@ -11,7 +11,7 @@ from partita.expectations import TINY, hermite
 from partita.families import Family, Gaussian, MeanField, inner
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
-from partita.solvers.base import Outcome, Solver, SolverInfo
+from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite
 
 # How often the nodes of a quadrature are put where its integrand is.
 PLACINGS = 3
@@ -56,9 +56,7 @@ class MomentMatching(Solver):
             value, matched = self._matched(problem, state, jax.random.fold_in(key, number))
             change = (matched / state.posterior) ** (1 / self.power)
             candidate = problem.cavity * state.factor * change
-            finite = jnp.isfinite(value) & jnp.all(
-                jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(change)])
-            )
+            finite = all_finite((value, change))
             good = finite & candidate.is_proper()
             taken = jax.tree.map(lambda a: jnp.where(good, a, 0), change)
             outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
@@ -83,12 +81,7 @@ class MomentMatching(Solver):
             log_prob = jax.vmap(lambda f: shard.weights[0] * model.pointwise(f, y, problem.hyper))
             return self._projected(state, x, log_prob)
         if jnp.shape(q.location) == (1,):
-
-            def whole(theta: Array) -> Array:
-                rows = model.log_prob(theta[None], shard.data, problem.hyper)
-                return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
-
-            return self._projected(state, jnp.ones(1, q.dtype), jax.vmap(whole))
+            return self._projected(state, jnp.ones(1, q.dtype), jax.vmap(lambda theta: problem.log_prob(theta[None])))
         return self._weighted(problem, state, key)
 
     def _projected(self, state: _State, x: Array, log_prob: Callable[[Array], Array]) -> tuple[Array, Family]:
@@ -114,13 +107,8 @@ class MomentMatching(Solver):
         q = state.posterior
         params = q.sample(key, (self.draws,))
         statistics = jax.vmap(q.statistics)(params)
-
-        def log_prob(theta: Array) -> Array:
-            rows = problem.model.log_prob(theta, problem.shard.data, problem.hyper)
-            return jnp.sum(jnp.where(problem.shard.weights > 0, problem.shard.weights * rows, 0))
-
         log_factor = jax.vmap(lambda one: inner(state.factor, one))(statistics)
-        logs = self.power * (jax.lax.map(log_prob, params) - log_factor)
+        logs = self.power * (jax.lax.map(problem.log_prob, params) - log_factor)
         share = jax.nn.softmax(logs)
         mean = q.mean()
         # The difference between weighted and plain averages: as α falls, so does the noise.

@@ -10,7 +10,7 @@ from partita.errors import InputError
 from partita.families import Family, MeanField
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
-from partita.solvers.base import Batches, Outcome, Solver, SolverInfo
+from partita.solvers.base import Batches, Outcome, Solver, SolverInfo, all_finite
 
 # Adam's: how much of the mean squares is kept from step to step, and what keeps them from zero.
 SQUARES = 0.999
@@ -113,7 +113,7 @@ class NaturalGradient(Solver):
         rate = self.learning_rate * (1 - state.number / limit).astype(q.dtype) / (1 - self.momentum**number)
         square, scale = self._scale(state.square, gradient, precision, number)
         location = jax.tree.map(lambda m, v, s: m + rate * v / s, state.location, velocity, scale)
-        good = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((location, precision))]))
+        good = all_finite((location, precision))
         return _State(state.number + 1, order, location, precision, velocity, square, good)
 
     def _scale(self, square: Any, gradient: Any, precision: Any, number: Array) -> tuple[Any, Any]:
