@@ -79,7 +79,7 @@ class _StreamingGP(BaseEstimator):
         move_points: bool = True,
         steps: int = 60,
         learning_rate: float = 0.05,
-        samples: int = 2,
+        samples: int = 1,
         batch_size: int = 500,
         standardise: bool = True,
         keep_factors: bool = False,

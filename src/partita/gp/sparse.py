@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from partita.gp.collapsed import Seen, cholesky, collapsed, log_diagonal
 from partita.gp.kernels import Kernel, Params
 from partita.gp.likelihoods import Likelihood
 from partita.runtime import Array
@@ -89,12 +90,16 @@ class SparseGP:
             **{f"likelihood.{name}": value for name, value in likelihood.items()},
         }
 
+    def covariance(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
+        """K, with the identity where points are absent."""
+        kernel = self.split(params)[0]
+        scale = jnp.sum(self.kernel.diagonal(kernel, points) * present) / jnp.maximum(jnp.sum(present), 1)
+        K = self.kernel.gram(kernel, points) * (present[:, None] * present)
+        return K + jnp.eye(len(K), dtype=K.dtype) * (1 - present + jitter * scale * present)
+
     def cholesky(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
-        """L Lᵀ = K, with the identity where points are absent."""
-        K = self.kernel.gram(self.split(params)[0], points)
-        scale = jnp.sum(jnp.diag(K) * present) / jnp.maximum(jnp.sum(present), 1)
-        K = K * (present[:, None] * present)
-        return jnp.linalg.cholesky(K + jnp.diag(1 - present + jitter * scale * present))
+        """L Lᵀ = K."""
+        return cholesky(self.covariance(params, points, present, jitter))
 
     def projected(self, params: Params, L: Array, points: Array, present: Array, X: Array) -> tuple[Array, Array]:
         """V with E[f(X) | v] = Vᵀ v, and the variance of f(X) that is left."""
@@ -110,8 +115,7 @@ class SparseGP:
             lost = jnp.zeros((), L.dtype)
         else:
             kernel = self.split(params)[0]
-            cross = step.present[:, None] * self.kernel.between(kernel, step.points, old.points) * old.present
-            V = solve_triangular(L, cross, lower=True)
+            V = solve_triangular(L, self._crossed(kernel, step), lower=True)
             left = self.kernel.gram(kernel, old.points) * (old.present[:, None] * old.present) - V.T @ V
             lost = -0.5 * jnp.sum(old.precision * left) * (len(old.shift) / len(old.precision))
         return V @ old.precision @ V.T, old.shift @ V.T, lost
@@ -121,49 +125,71 @@ class SparseGP:
         L = self.cholesky(params, old.points, old.present, jitter)
         return log_partition(*solved(L.T @ old.precision @ L, old.shift @ L))
 
-    def free_energy(self, params: Params, step: Step, sites: Sites) -> tuple[Array, Array, Sites]:
-        """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df; the same without the batch, exactly; the sites to go to.
+    def free_energy(self, params: Params, step: Step, sites: Sites, relative: bool = False) -> tuple[Array, Sites]:
+        """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df, and the sites to go to.
 
         Sites are what the bound is evaluated with. Where the likelihood is Gaussian the best are known at once.
+        `relative` to the same without the batch, log ∫ p(f | ε) t(f) df, exactly.
         """
+        if self.likelihood.exact:
+            return self._collapsed(params, step, relative)
         batch = step.batch
         L = self.cholesky(params, step.points, step.present, step.jitter)
         V, left = self.projected(params, L, step.points, step.present, batch.X)
         precision, shift, lost = self.carried(params, L, step)
-        if step.keeps:
-            before = log_partition(*solved(precision, shift))
-        else:
-            before = self.old_evidence(params, step.old, step.jitter)
-        likelihood = self.split(params)[1]
-        if self.likelihood.exact:
-            g, h = self.likelihood.sites(likelihood, jnp.zeros_like(batch.y), left, batch.y)
-            sites = Sites(g * batch.weights, h[:1] * batch.weights)
         L_B, half = solved(precision + weighted(V, sites.precision), shift + sites.shift @ V.T)
-        total = log_partition(L_B, half) + lost
-        if self.likelihood.exact:
-            m, v = jnp.zeros_like(batch.y), left
-        else:
-            m, explained = moments(L_B, half, V)
-            v = explained + left
-            total -= jnp.sum(sites.shift * m - 0.5 * sites.precision * (m**2 + explained))
-        expected = self.likelihood.expected(likelihood, m, jnp.broadcast_to(v, m.shape), batch.y)
-        total += jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0))
-        if not self.likelihood.exact:
-            g, h = self.likelihood.sites(likelihood, m, jnp.broadcast_to(v, m.shape), batch.y)
-            sites = jax.lax.stop_gradient(Sites(g * batch.weights, h * batch.weights))
-        return total, before, sites
+        m, explained = moments(L_B, half, V)
+        v = jnp.broadcast_to(explained + left, m.shape)
+        likelihood = self.split(params)[1]
+        expected = self.likelihood.expected(likelihood, m, v, batch.y)
+        total = log_partition(L_B, half) + lost + weighed(batch, expected)
+        total -= jnp.sum(sites.shift * m - 0.5 * sites.precision * (m**2 + explained))
+        if relative and step.keeps:
+            total -= log_partition(*solved(precision, shift))
+        elif relative:
+            total -= self.old_evidence(params, step.old, step.jitter)
+        g, h = self.likelihood.sites(likelihood, m, v, batch.y)
+        return total, jax.lax.stop_gradient(Sites(g * batch.weights, h * batch.weights))
+
+    def _collapsed(self, params: Params, step: Step, relative: bool) -> tuple[Array, Sites]:
+        """The free energy at the best sites."""
+        (kernel, likelihood), batch, old = self.split(params), step.batch, step.old
+        nothing, prior = jnp.zeros_like(batch.y), self.kernel.diagonal(kernel, batch.X)
+        g, h = self.likelihood.sites(likelihood, nothing, prior, batch.y)
+        sites = Sites(g * batch.weights, h[:1] * batch.weights)
+        seen = Seen(
+            K=self.covariance(params, step.points, step.present, step.jitter),
+            old=None if step.keeps else self._crossed(kernel, step),
+            precision=old.precision[0],
+            shift=old.shift,
+            rows=step.present[:, None] * self.kernel.cross(kernel, step.points, batch.X),
+            h=sites.precision[0],
+            g=sites.shift,
+        )
+        expected = self.likelihood.expected(likelihood, nothing, jnp.broadcast_to(prior, nothing.shape), batch.y)
+        total = collapsed(relative and step.keeps, seen) + weighed(batch, expected)
+        if not step.keeps:
+            K = self.kernel.gram(kernel, old.points) * (old.present[:, None] * old.present)
+            total -= 0.5 * len(old.shift) * jnp.sum(old.precision[0] * K)
+            if relative:
+                total -= self.old_evidence(params, old, step.jitter)
+        return total, sites
+
+    def _crossed(self, kernel: Params, step: Step) -> Array:
+        """Covariances of the points with the old ones."""
+        return step.present[:, None] * self.kernel.between(kernel, step.points, step.old.points) * step.old.present
 
     def first_sites(self, batch: Batch) -> Sites:
         """Where refinements of sites start: as if nothing had been seen."""
         rows = 1 if self.likelihood.exact else len(batch.y)
         return Sites(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y)[:rows])
 
-    def improved(self, sites: Sites, share: Array, bound: Callable[[Sites], tuple[Array, Array, Sites]]) -> Any:
+    def improved(self, sites: Sites, share: Array, bound: Callable[[Sites], tuple[Array, Sites]]) -> Any:
         """Sites moved by a share of the way that natural gradients point, if the bound is no lower there.
 
         The share of the next move is twice this one's, or half of it where this one did not help.
         """
-        here, _, target = bound(sites)
+        here, target = bound(sites)
         moved = jax.tree.map(lambda s, t: s + share * (t - s), sites, target)
         there = bound(moved)[0]
         better = there >= here - 1e-9 * jnp.abs(here)
@@ -214,6 +240,11 @@ def for_each(function: Callable[[Any], Any], parts: Any) -> Any:
     return jax.lax.map(function, parts)
 
 
+def weighed(batch: Batch, each: Array) -> Array:
+    """The sum over rows, [outputs, rows], of which padding may be anything."""
+    return jnp.sum(jnp.where(batch.weights > 0, batch.weights * each, 0))
+
+
 def weighted(V: Array, precision: Array) -> Array:
     """V diag(precision) Vᵀ for each output."""
     return for_each(lambda h: (V * h) @ V.T, precision)
@@ -222,7 +253,7 @@ def weighted(V: Array, precision: Array) -> Array:
 def solved(precision: Array, shift: Array) -> tuple[Array, Array]:
     """The factors of I + precision, and what solves its half of the equations."""
     eye = jnp.eye(precision.shape[-1], dtype=precision.dtype)
-    L_B = for_each(lambda part: jnp.linalg.cholesky(eye + part), precision)
+    L_B = for_each(lambda part: cholesky(eye + part), precision)
     if len(L_B) == 1:
         return L_B, solve_triangular(L_B[0], shift.T, lower=True).T
     return L_B, for_each(lambda pair: solve_triangular(pair[0], pair[1], lower=True), (L_B, shift))
@@ -230,7 +261,7 @@ def solved(precision: Array, shift: Array) -> tuple[Array, Array]:
 
 def log_partition(L_B: Array, half: Array) -> Array:
     """log ∫ N(v; 0, I) t(v) dv, summed over outputs."""
-    logs = jnp.sum(jnp.log(jnp.diagonal(L_B, axis1=1, axis2=2)))
+    logs = log_diagonal(L_B)
     return 0.5 * jnp.sum(half**2) - logs * (len(half) / len(L_B))
 
 

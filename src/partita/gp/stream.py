@@ -20,8 +20,10 @@ from partita.ledger import Ledger, Update
 from partita.runtime import Array, on_host, precision
 from partita.shards import rounded
 
-# Of a capacity, and of a padded batch.
-SMALLEST = 32
+# Capacities for points begin here: every one is compiled for, which takes longer than a few more points do.
+SMALLEST = 128
+# Of a padded batch.
+FEWEST_ROWS = 32
 # Standard deviation of the prior of every log hyperparameter.
 PRIOR_SCALE = 1.0
 # The first jitter, relative to the mean of the diagonal, and the largest before giving up.
@@ -54,7 +56,7 @@ class Learning:
         moves: whether new points are moved by gradient too, where points are private.
         steps: of Adam, per batch.
         learning_rate: of Adam; falls to zero within a batch.
-        samples: draws of the hyperparameters per step, rounded down to pairs.
+        samples: draws of the hyperparameters per step; every second one mirrors the one before.
     """
 
     hyperparameters: Literal["variational", "ml", "fixed"] = "variational"
@@ -66,7 +68,7 @@ class Learning:
     moves: bool = False
     steps: int = 60
     learning_rate: float = 0.05
-    samples: int = 2
+    samples: int = 1
 
     def __post_init__(self) -> None:
         known = {
@@ -84,8 +86,8 @@ class Learning:
         check_not_negative(variance_threshold=self.variance_threshold)
 
     @property
-    def optimises(self) -> bool:
-        return self.hyperparameters != "fixed" or self.pseudo_points == "shared" or self.moves
+    def moves_points(self) -> bool:
+        return self.pseudo_points == "shared" or self.moves
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,13 @@ class Stream:
     def _learnt(self, learning: Learning, step: Step, movable: np.ndarray) -> tuple["Learnt", float]:
         """With more jitter than before only where factorisations fail without."""
         key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
+        size = sum(np.size(value) for value in self.hyper.location.values())
+        noise = mirrored(key, learning.steps * learning.samples, size)
+        noise = noise.reshape(learning.steps, learning.samples, size)
         jitter = self.jitter
         while jitter <= MOST_JITTER:
             given = step._replace(jitter=np.asarray(jitter))
-            learnt = on_host(learn(self.gp, learning, self.hyper, given, movable, key))
+            learnt = on_host(learn(self.gp, learning, self.hyper, given, movable, noise))
             if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)):
                 return learnt, jitter
             jitter *= 10
@@ -325,30 +330,32 @@ class Learnt(NamedTuple):
 
 
 @eqx.filter_jit
-def learn(gp: SparseGP, learning: Learning, hyper: Hyper, given: Step, movable: Array, key: Array) -> Learnt:
-    """Hyperparameters and points that raise the free energy of a batch, then its factor."""
+def learn(gp: SparseGP, learning: Learning, hyper: Hyper, given: Step, movable: Array, noise: Array) -> Learnt:
+    """Hyperparameters and points that raise the free energy of a batch, then its factor.
+
+    `noise`, [steps, samples, hyperparameters], makes draws of the hyperparameters.
+    """
     variational = learning.hyperparameters == "variational"
-    draws = max(2, 2 * (learning.samples // 2)) if variational else 1
+    draws = learning.samples if variational else 1
     (mean, unravel), (spread, _) = ravel_pytree(hyper.location), ravel_pytree(hyper.scale)
 
-    def values(logs: Array, places: Array, sites: Sites) -> tuple[Array, Array, Sites]:
-        return gp.free_energy(exponentials(unravel(logs)), given._replace(points=places), sites)
+    def values(logs: Array, places: Array, sites: Sites, relative: bool = False) -> tuple[Array, Sites]:
+        return gp.free_energy(exponentials(unravel(logs)), given._replace(points=places), sites, relative)
 
     def settled(logs: Array, places: Array, state: tuple[Sites, Array]) -> tuple[Sites, Array]:
         logs, places = jax.lax.stop_gradient((logs, places))
         return gp.improved(*state, lambda sites: values(logs, places, sites))
 
-    def loss(free: Free, states: Any, key: Array) -> tuple[Array, Any]:
-        noise = mirrored(key, draws, len(mean))
+    def loss(moved: Free, states: Any, noise: Array) -> tuple[Array, Any]:
+        free = completed(moved)
         logs = free.location + jnp.exp(free.log_scale) * noise if variational else free.location[None]
 
         def one(pair: Any) -> tuple[Array, Any]:
             logs, state = pair
             if not gp.likelihood.exact:
                 state = settled(logs, free.points, state)
-            total, before, _ = values(logs, free.points, state[0])
             # What the old factor says about hyperparameters is in their prior already, if they have one.
-            return (total - before if variational else total), state
+            return values(logs, free.points, state[0], relative=variational)[0], state
 
         each, states = for_each(one, (logs, states))
         if not variational:
@@ -358,27 +365,31 @@ def learn(gp: SparseGP, learning: Learning, hyper: Hyper, given: Step, movable: 
 
     first = (gp.first_sites(given.batch), jnp.ones((), given.batch.y.dtype))
     states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), first)
-    free = Free(mean, jnp.log(spread) if variational else spread, given.points)
-    # What of it is moved: gradients are multiplied by this.
-    learns = Free(float(learning.hyperparameters != "fixed"), float(variational), movable[:, None])
-    steps = learning.steps if learning.optimises else 0
+    start = Free(mean, jnp.log(spread) if variational else spread, given.points)
+    moving = (learning.hyperparameters != "fixed", variational, learning.moves_points)
+    free = Free(*(part if moves else None for part, moves in zip(start, moving, strict=True)))
+    steps = learning.steps if any(moving) else 0
     optimiser = optax.adam(optax.cosine_decay_schedule(learning.learning_rate, max(1, steps)))
 
-    def step(carry: Any, number: Array) -> tuple[Any, Array]:
+    def completed(free: Free) -> Free:
+        return Free(*(fixed if moved is None else moved for moved, fixed in zip(free, start, strict=True)))
+
+    def step(carry: Any, noise: Array) -> tuple[Any, Array]:
         free, state, states = carry
-        (value, states), gradient = jax.value_and_grad(loss, has_aux=True)(
-            free, states, jax.random.fold_in(key, number)
-        )
-        updates, state = optimiser.update(jax.tree.map(jnp.multiply, gradient, learns), state)
+        (value, states), gradient = jax.value_and_grad(loss, has_aux=True)(free, states, noise)
+        if gradient.points is not None:
+            gradient = gradient._replace(points=gradient.points * movable[:, None])
+        updates, state = optimiser.update(gradient, state)
         return (optax.apply_updates(free, updates), state, states), value
 
     losses = None
     if steps:
-        (free, _, states), losses = jax.lax.scan(step, (free, optimiser.init(free), states), jnp.arange(steps))
+        (free, _, states), losses = jax.lax.scan(step, (free, optimiser.init(free), states), noise)
+    free = completed(free)
     last = jax.tree.map(lambda a: a[0], states)
     if not gp.likelihood.exact:
         last = jax.lax.fori_loop(0, SITE_STEPS, lambda _, state: settled(free.location, free.points, state), last)
-    total, _, target = values(free.location, free.points, last[0])
+    total, target = values(free.location, free.points, last[0])
     sites = target if gp.likelihood.exact else last[0]
     scale = jnp.exp(free.log_scale) if variational else spread
     new = Hyper(unravel(free.location), unravel(scale))
@@ -392,11 +403,11 @@ def learn(gp: SparseGP, learning: Learning, hyper: Hyper, given: Step, movable: 
 
 
 class Free(NamedTuple):
-    """What is optimised: of the log hyperparameters, side by side, and of the points."""
+    """What can be optimised: of the log hyperparameters, side by side, and of the points. None where it is not."""
 
-    location: Array
-    log_scale: Array
-    points: Array
+    location: Any
+    log_scale: Any
+    points: Any
 
 
 @eqx.filter_jit
@@ -420,13 +431,13 @@ def exponentials(logs: Any) -> Any:
 
 
 def mirrored(key: Array, samples: int, size: int) -> Array:
-    """Standard normal draws [samples, size], each with its negative."""
-    half = jax.random.normal(key, (max(1, samples // 2), size), jnp.float64)
-    return jnp.concatenate([half, -half])
+    """Standard normal draws [samples, size], each followed by its negative."""
+    half = jax.random.normal(key, ((samples + 1) // 2, size), jnp.float64)
+    return jnp.stack([half, -half], axis=1).reshape(-1, size)[:samples]
 
 
 def capacity_of(points: int, limit: int | None) -> int:
-    """One of few sizes, so that shapes seldom change: 32, 64, 128, 192, 256, 384, …; or the limit itself."""
+    """One of few sizes, so that shapes seldom change: 128, 192, 256, 384, …; or the limit itself."""
     double = max(SMALLEST, 1 << (points - 1).bit_length())
     between = 3 * double // 4
     capacity = between if points <= between and double > 128 else double
@@ -458,5 +469,5 @@ def padded(X: np.ndarray, y: np.ndarray) -> Batch:
 
 def padding(rows: int) -> np.ndarray:
     """Indices of so many rows, then of the first one over and over, up to one of a few sizes."""
-    numbers = np.arange(rounded(max(SMALLEST, rows)))
+    numbers = np.arange(rounded(max(FEWEST_ROWS, rows)))
     return np.where(numbers < rows, numbers, 0)
