@@ -65,9 +65,7 @@ def test_gradient(keeps, relative, outputs):
     seen = problem(keeps, outputs)
     generator = np.random.default_rng(0)
     direction = jax.tree.map(lambda a: generator.normal(size=a.shape), seen)
-    direction = direction._replace(
-        K=direction.K + direction.K.T, precision=direction.precision + direction.precision.T
-    )
+    direction = direction._replace(K=direction.K + direction.K.T, precision=direction.precision + direction.precision.T)
     with precision(np.float64):
         gradient = jax.grad(lambda seen: collapsed(relative, seen))(seen)
         for name in Seen._fields:

@@ -146,7 +146,8 @@ def test_what_was_not_kept_cannot_be_forgotten():
     with pytest.raises(InputError, match="keep_factors: needs private"):
         streamed(batches, dataclasses.replace(FIXED, max_points=9), keep_parts=True)
     stream = streamed(batches, keep_parts=True)
-    broken = dataclasses.replace(stream, parts=(stream.parts[0]._replace(precision=1e6 * np.eye(len(stream.parts[0].present))[None]),) * 2)
+    part = stream.parts[0]
+    broken = dataclasses.replace(stream, parts=(part._replace(precision=1e6 * np.eye(len(part.present))[None]),) * 2)
     with pytest.raises(ImproperDensity, match="batch 0"):
         broken.without(0)
 
