@@ -4,6 +4,8 @@
 
 An update replaces a site's factor. `fold` takes the changes of one or several sites at once and accepts the
 largest share of them that keeps the posterior, and every site's cavity, proper. Nothing changes when it refuses.
+
+`SharedLedger` keeps one factor for all sites instead, so that its size does not depend on how many there are.
 """
 
 from collections.abc import Callable, Sequence
@@ -100,19 +102,23 @@ class Ledger:
         self.sites = sites
         self.version = 0
         self.outstanding: dict[int, int] = {}
-        self._factors = jax.tree.map(lambda a: np.zeros((sites, *np.shape(a)), a.dtype), prior)
+        self._factors = self._nothing(prior)
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
         # What cannot be told from zero, beside the largest numbers that were ever added up here.
         self._floor = rounding_floor(prior.cone())
 
+    def _nothing(self, prior: Family) -> Family:
+        """Factors of sites that have said nothing."""
+        return jax.tree.map(lambda a: np.zeros((self.sites, *np.shape(a)), a.dtype), prior)
+
     def factor(self, site: int) -> Family:
         """t_m."""
-        return jax.tree.map(lambda a: a[site].copy(), self._factors)
+        return jax.tree.map(lambda a: a[0].copy(), self._own([site]))
 
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
-        return jax.tree.map(lambda a: a[0], self._cavities([site], self.posterior, self._factors))
+        return jax.tree.map(lambda a: a[0], self._cavities([site], self.posterior))
 
     def recomputed_posterior(self) -> Family:
         """prior × ∏ factors from scratch."""
@@ -123,8 +129,8 @@ class Ledger:
         for site in sites:
             if not 0 <= site < self.sites:
                 raise InputError(f"site {site}: there are sites 0 to {self.sites - 1}")
-        cavities = _rows(self._cavities(sites, self.posterior, self._factors))
-        factors = _rows(jax.tree.map(lambda a: a[list(sites)], self._factors))
+        cavities = _rows(self._cavities(sites, self.posterior))
+        factors = _rows(self._own(sites))
         self.outstanding.update(dict.fromkeys(sites, self.version))
         rows = zip(sites, cavities, factors, strict=True)
         return [Task(site, self.version, cavity, factor, hyper, start) for site, cavity, factor in rows]
@@ -144,7 +150,7 @@ class Ledger:
         proposed = stacked([update.change for update in updates])
         self._check_values(sites, proposed)
         with np.errstate(over="ignore", invalid="ignore"):
-            changes = temper(proposed, jax.tree.map(lambda a: a[sites], self._factors))
+            changes = temper(proposed, self._own(sites))
             share = self._apply(sites, changes, _product(changes))
         for site in sites:
             del self.outstanding[site]
@@ -196,7 +202,7 @@ class Ledger:
         self._floor = larger(self._floor, rounding_floor(end))
         share = admissible_share(start, end, self._floor)
         if len(sites) > 1:
-            cavities = self._cavities(sites, self.posterior, self._factors)
+            cavities = self._cavities(sites, self.posterior)
             moved = jax.tree.map(lambda c, everyone, own: c + (everyone - own), cavities, total, changes)
             share = min(share, admissible_share(cavities.cone(), moved.cone(), self._floor))
         others = len(sites) < self.sites
@@ -213,11 +219,11 @@ class Ledger:
 
     def _verified(self, sites: list[int], changes: Family, total: Family, share: float) -> tuple[float, Family]:
         """Write the factors as they come out after rounding; less is taken until what changed is proper."""
-        old = jax.tree.map(lambda a: a[sites], self._factors)
+        old = self._own(sites)
         while share > np.finfo(float).eps:
             posterior = self.posterior * total**share
             _write(self._factors, sites, old * changes**share)
-            cavities = self._cavities(sites, posterior, self._factors)
+            cavities = self._cavities(sites, posterior)
             finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((posterior, cavities)))
             if finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
                 return share, posterior
@@ -225,12 +231,16 @@ class Ledger:
         _write(self._factors, sites, old)
         return 0.0, self.posterior
 
-    def _cavities(self, sites: Sequence[int], posterior: Family, factors: Family) -> Family:
+    def _own(self, sites: Sequence[int]) -> Family:
+        """Stacked factors."""
+        return jax.tree.map(lambda a: a[list(sites)], self._factors)
+
+    def _cavities(self, sites: Sequence[int], posterior: Family) -> Family:
         """Stacked cavities: by division, or where that cancels all digits, as products of all the others."""
-        divided = jax.tree.map(lambda q, t: q - t[list(sites)], posterior, factors)
+        divided = jax.tree.map(lambda q, t: q - t, posterior, self._own(sites))
         if is_surely_inside(lowered(divided.cone(), rounding_floor(posterior.cone()))):
             return divided
-        return jax.tree.map(lambda p, t: p + _sums_of_others(t)[list(sites)], self.prior, factors)
+        return jax.tree.map(lambda p, t: p + _sums_of_others(t)[list(sites)], self.prior, self._factors)
 
     def _others_share(self, sites: list[int], start: Cone, end: Cone) -> float:
         """For the cavities of all other sites: by the bound, and exactly only where the bound does not do."""
@@ -247,6 +257,52 @@ class Ledger:
         if self._weakest is None:
             self._weakest = reduce(lower_bound, (self.cavity(site).cone() for site in range(self.sites)))
         return self._weakest
+
+
+class SharedLedger(Ledger):
+    """prior × factor^M: all M sites share one factor, the geometric mean of what they say (Li et al., 2015).
+
+    A site refines its share of the whole as if that were its own. Cavities lie between prior and posterior, so they are
+    proper wherever those are.
+    """
+
+    def recomputed_posterior(self) -> Family:
+        """The posterior itself: nothing else is kept."""
+        return self.posterior
+
+    def replace_prior(self, prior: Family) -> bool:
+        """Put another prior in place, if the posterior stays proper; says whether it did."""
+        _check_prior(prior)
+        posterior = self.posterior * (prior / self.prior)
+        if not is_surely_inside(posterior.cone()):
+            return False
+        self.prior, self.posterior = prior, posterior
+        return True
+
+    def _nothing(self, prior: Family) -> Family:
+        return jax.tree.map(lambda a: np.zeros((0, *np.shape(a)), a.dtype), prior)
+
+    def _own(self, sites: Sequence[int]) -> Family:
+        return self._shares(len(sites), self.posterior)
+
+    def _shares(self, number: int, posterior: Family) -> Family:
+        share = (posterior / self.prior) ** (1 / self.sites)
+        return jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], number, axis=0), share)
+
+    def _cavities(self, sites: Sequence[int], posterior: Family) -> Family:
+        return jax.tree.map(lambda q, t: q - t, posterior, self._shares(len(sites), posterior))
+
+    def _apply(self, sites: list[int], changes: Family, total: Family) -> float:
+        end = (self.posterior * total).cone()
+        self._floor = larger(self._floor, rounding_floor(end))
+        share = admissible_share(self.posterior.cone(), end, self._floor)
+        while share > np.finfo(float).eps:
+            posterior = self.posterior * total**share
+            if is_surely_inside(posterior.cone()) and all(np.all(np.isfinite(a)) for a in jax.tree.leaves(posterior)):
+                self.posterior = posterior
+                return share
+            share /= 2
+        return 0.0
 
 
 def _check_prior(prior: Family) -> None:

@@ -21,7 +21,7 @@ Family = Literal["global", "local", "online", "power EP"]
 
 @dataclass(frozen=True)
 class Method:
-    """A row. The difference that `check` finds has to be at most `tolerance`."""
+    """A row. The difference that `check` finds has to be at most `tolerance`; `shared` is one factor for all sites."""
 
     name: str
     family: Family
@@ -33,6 +33,7 @@ class Method:
     solver: Solver | None = None
     schedule: Schedule | None = None
     damping: float = 1.0
+    shared: bool = False
     check: ref.Check | None = None
     tolerance: float = 0.0
     waits_for: str = ""
@@ -78,8 +79,9 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "hensman-2013", "global", "natural gradient", "Hensman, Fusi and Lawrence (2013)",
-        "Sparse Gaussian processes by stochastic natural gradients.",
-        waits_for="a sparse process with a fixed number of points as a model of the loop",
+        "Sparse Gaussian processes by stochastic natural gradients: mini-batches of rows.",
+        ref.process, ref.whole, FixedPoint(step_size=0.03, steps=9, batch_size=100), Sequential(100),
+        check=ref.collapsed_bound, tolerance=0.5,
     ),
     Method(
         "hoffman-2013", "global", "natural gradient", "Hoffman et al. (2013)",
@@ -141,8 +143,9 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "bui-2017", "online", "analytic", "Bui, Nguyen and Turner (2017)",
-        "Streaming sparse Gaussian processes: `pt.StreamingGPRegressor`.",
-        waits_for="a posterior whose space grows, in the loop",
+        "Streaming sparse Gaussian processes, here with points that stay (`pt.StreamingGPRegressor` adds and learns).",
+        ref.process, ref.batches, FixedPoint(step_size=1.0), OnePass(),
+        check=ref.collapsed_bound, tolerance=1e-6,
     ),
     Method(
         "nguyen-2018", "online", "gradient", "Nguyen et al. (2018)",
@@ -180,13 +183,15 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "bui-2017b", "power EP", "moment matching", "Bui, Yan and Turner (2017)",
-        "Power EP for sparse Gaussian processes.",
-        waits_for="a sparse process with a fixed number of points as a model of the loop",
+        "Power EP for sparse Gaussian processes, here α = 1 and a point at every row.",
+        ref.process_classes, ref.each_row, MomentMatching(), Sequential(15),
+        check=ref.process_propagation, tolerance=1e-4,
     ),
     Method(
         "li-2015", "power EP", "moment matching", "Li, Hernández-Lobato and Turner (2015)",
-        "Stochastic power EP: one factor shared by all sites.",
-        waits_for="a ledger with one shared factor",
+        "Stochastic power EP: one factor shared by all sites, row by row in random order.",
+        ref.probit, ref.each_row, MomentMatching(), RandomOrder(60), damping=0.2, shared=True,
+        check=ref.grid_moments, tolerance=0.1,
     ),
     Method(
         "hasenclever-2017", "power EP", "moment matching", "Hasenclever et al. (2017)",
@@ -240,6 +245,7 @@ def run(row: Method) -> tuple[ref.Problem, Result]:
         schedule=row.schedule,
         damping=row.damping,
         start=problem.start,
+        shared=row.shared,
     )
     return problem, result
 

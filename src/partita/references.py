@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from partita.families import Family
+from partita.gp import SparseProcess, kernels, likelihoods
 from partita.models import (
     AbstractModel,
     GaussianMixture,
@@ -87,6 +88,22 @@ def regression() -> Problem:
 
     X, y = load_diabetes(return_X_y=True)
     return Problem(LinearRegression(10, noise=0.7), (X / X.std(axis=0), (y - y.mean()) / y.std()))
+
+
+def process() -> Problem:
+    """Diabetes from two measurements, a function seen at twenty points."""
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True)
+    X, y = X[:, [2, 8]] / X[:, [2, 8]].std(axis=0), (y - y.mean()) / y.std()
+    points = X[np.random.default_rng(0).choice(len(X), 20, replace=False)]
+    return Problem(SparseProcess(points, kernels.SquaredExponential(1.0, 1.5), likelihoods.Normal(0.75)), (X, y))
+
+
+def process_classes() -> Problem:
+    """Breast cancer from two measurements, a function seen at all 60 rows, for whole powers."""
+    X, y = _tumours(60, (1, 4))
+    return Problem(SparseProcess(X, kernels.SquaredExponential(2.0, 1.0), likelihoods.Probit(), power=1.0), (X, y))
 
 
 def rows_of(data: Any) -> int:
@@ -212,6 +229,59 @@ def grid_moments(problem: Problem, result: Result) -> Comparison:
     q: Any = result.posterior
     gap = max(np.abs((q.location - mean) / spread).max(), np.abs(q.scale / spread - 1).max())
     return Comparison(float(gap), "largest difference to exact means and deviations, in exact deviations")
+
+
+def collapsed_bound(problem: Problem, result: Result) -> Comparison:
+    """Of Titsias (2009), by dense algebra: the bound at the best posterior."""
+    from scipy.stats import multivariate_normal
+
+    model: Any = problem.model
+    X, y = problem.data
+    V, left = model.seen(X)
+    noise = model.likelihood.noise**2
+    best = multivariate_normal(np.zeros(len(y)), V @ V.T + noise * np.eye(len(y))).logpdf(y) - 0.5 * left.sum() / noise
+    gap = best - evidence(model, [problem.data], result.posterior)
+    return Comparison(float(gap), f"nats below the collapsed bound, {best:.3f}")
+
+
+def textbook_propagation(K: np.ndarray, y: np.ndarray, sweeps: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    """Means and variances of f under EP for probit classification, labels ±1: Algorithm 3.5 of Rasmussen and Williams
+    (2006), site after site with updates of rank one.
+    """
+    from scipy.stats import norm
+
+    n = len(y)
+    shift, precision = np.zeros(n), np.zeros(n)
+    S, mean = K.copy(), np.zeros(n)
+    for _ in range(sweeps):
+        for i in range(n):
+            cavity = 1 / S[i, i] - precision[i]
+            m, v = (mean[i] / S[i, i] - shift[i]) / cavity, 1 / cavity
+            z = y[i] * m / np.sqrt(1 + v)
+            ratio = np.exp(norm.logpdf(z) - norm.logcdf(z))
+            tilted_mean = m + y[i] * v * ratio / np.sqrt(1 + v)
+            tilted = v - v**2 * ratio * (z + ratio) / (1 + v)
+            change = 1 / tilted - cavity - precision[i]
+            precision[i] += change
+            shift[i] = tilted_mean / tilted - m / v
+            S -= np.outer(S[:, i], S[:, i]) * (change / (1 + change * S[i, i]))
+            mean = S @ shift
+        root = np.sqrt(precision)
+        half = np.linalg.solve(np.linalg.cholesky(np.eye(n) + root[:, None] * K * root), root[:, None] * K)
+        S = K - half.T @ half
+        mean = S @ shift
+    return mean, np.diag(S)
+
+
+def process_propagation(problem: Problem, result: Result) -> Comparison:
+    model: Any = problem.model
+    X, y = problem.data
+    kernel = model.kernel
+    K = np.asarray(kernel.gram(kernel.initial(X.shape[1]), X))
+    mean, variance = textbook_propagation(K, 2 * y - 1)
+    m, v = model.latent(result.posterior, X)
+    gap = max(np.abs((m - mean) / np.sqrt(variance)).max(), np.abs(v / variance - 1).max())
+    return Comparison(float(gap), "largest difference to EP of the full process, as in the textbook")
 
 
 def fixed_point_limit(problem: Problem, result: Result) -> Comparison:

@@ -19,7 +19,7 @@ from partita.errors import InputError, RunMismatch
 from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.hyper import HyperLearner, LearnHyper
-from partita.ledger import Ledger, Task, Update
+from partita.ledger import Ledger, SharedLedger, Task, Update
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.runtime import on_host, precision
@@ -43,6 +43,7 @@ def fit(
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
     start: Family | None = None,
+    shared: bool = False,
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -60,6 +61,7 @@ def fit(
         expectation: how E_q[log p] is computed; chosen by the model if not given.
         hyper: learn hyperparameters by maximum likelihood.
         start: where refinements of the untouched prior start; the model's own choice if not given.
+        shared: one factor for all sites, each refining its share of it, so that memory does not grow with sites.
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
         seed: with the same seed, the same result.
@@ -88,6 +90,7 @@ def fit(
         expectation=expectation,
         hyper=hyper,
         start=start,
+        shared=shared,
         seed=seed,
     )
     run.engine.open(run.job())
@@ -109,6 +112,7 @@ def events(
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
     start: Family | None = None,
+    shared: bool = False,
     seed: int = 0,
 ) -> Iterator[Event]:
     """The same run as `fit`, one event at a time: to stop, look or predict whenever you like.
@@ -125,6 +129,7 @@ def events(
         expectation=expectation,
         hyper=hyper,
         start=start,
+        shared=shared,
         seed=seed,
     )
     run.engine.open(run.job())
@@ -145,6 +150,7 @@ def prepared(
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
     start: Family | None = None,
+    shared: bool = False,
     seed: int = 0,
 ) -> "Run":
     """A run whose parts have been checked, and chosen where they were left open."""
@@ -164,6 +170,7 @@ def prepared(
         expectation=fitting,
         hyper=hyper,
         start=model.start if start is None else check_like(prior, start=start),
+        shared=bool(shared),
         seed=check_seed(seed),
     )
 
@@ -279,11 +286,13 @@ class Run:
     expectation: Expectation
     hyper: LearnHyper | None
     start: Family | None
+    shared: bool
     seed: int
 
     def __post_init__(self) -> None:
         self.start = None if self.start is None else on_host(self.start)
-        self.ledger = Ledger(prior_of(self.model, self.model.hyper), len(self.shards))
+        kind = SharedLedger if self.shared else Ledger
+        self.ledger = kind(prior_of(self.model, self.model.hyper), len(self.shards))
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
 
     def job(self) -> Job:
@@ -301,6 +310,7 @@ class Run:
             "expectation": self.expectation,
             "hyper": self.hyper,
             "start": self.start,
+            "shared": self.shared,
             "seed": self.seed,
             "shards": [describe(shard) for shard in self.shards],
         }

@@ -1,7 +1,8 @@
-"""Gaussian processes: kernels, likelihoods, and sparse posteriors that follow a stream."""
+"""Gaussian processes: kernels, likelihoods, sparse posteriors in the loop, or following a stream."""
 
 from partita.gp import kernels, likelihoods
+from partita.gp.process import SparseProcess
 from partita.gp.sparse import Factor, SparseGP
 from partita.gp.stream import Learning, Stream
 
-__all__ = ["Factor", "Learning", "SparseGP", "Stream", "kernels", "likelihoods"]
+__all__ = ["Factor", "Learning", "SparseGP", "SparseProcess", "Stream", "kernels", "likelihoods"]

@@ -1,0 +1,136 @@
+"""A sparse Gaussian process as a model of the loop: pseudo-points stay where they are, hyperparameters too."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+
+from partita.checks import check_not_negative
+from partita.errors import InputError, ShardError
+from partita.expectations import hermite
+from partita.families import Family, Gaussian
+from partita.gp.collapsed import cholesky
+from partita.gp.kernels import Kernel
+from partita.gp.likelihoods import POINTS, Likelihood
+from partita.models import AbstractModel, Hyper
+from partita.models.base import Rows
+from partita.runtime import Array, on_host, precision
+from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+
+JITTER = 1e-9
+
+
+class SparseProcess(AbstractModel):
+    """y = f(x) through a likelihood, with f seen at pseudo-points: θ = L⁻¹ f(points) ~ N(0, I), L Lᵀ = k(points).
+
+    Given θ a row's f(x) is N(vᵀθ, s), and its likelihood is averaged over that: as E[log p(y | f)] with `power` 0,
+    which makes variational sparse processes (Titsias, 2009; Hensman et al., 2013), and as log E[p(y | f)^α] / α with
+    `power` α, which makes those of power EP (Bui, Yan and Turner, 2017); α = 1 is FITC. Where the points are all
+    inputs, s is zero and nothing is approximated.
+
+    A shard is `(X, y)`. Parameters of the likelihood, such as the noise, are hyperparameters that can be learnt; those
+    of the kernel are not: `pt.StreamingGPRegressor` learns them.
+
+    Args:
+        points: inputs, one row each.
+        kernel, likelihood: of `pt.gp`, with parameters at their starting values.
+        power: of the likelihood, from 0 to 1; solvers that match moments need their own power here.
+    """
+
+    points: np.ndarray
+    kernel: Kernel = eqx.field(static=True)
+    likelihood: Likelihood = eqx.field(static=True)
+    power: float = eqx.field(static=True, default=0.0)
+
+    projected: ClassVar[bool] = True
+
+    def __init__(self, points: Any, kernel: Kernel, likelihood: Likelihood, power: float = 0.0):
+        self.points = as_numbers(None, "points", points, np.dtype(np.float64))
+        if self.points.ndim != 2 or not self.points.size:
+            raise InputError(f"points: expected rows of inputs, got shape {self.points.shape}")
+        check_not_negative("SparseProcess: ", power=power)
+        if power > 1:
+            raise InputError(f"power: expected 0 to 1, got {power}")
+        self.kernel, self.likelihood, self.power = kernel, likelihood, float(power)
+        self.given_prior = None
+
+    @property
+    def closed_form(self) -> bool:  # type: ignore[override]
+        return self.likelihood.exact
+
+    @property
+    def conjugate(self) -> bool:  # type: ignore[override]
+        return self.likelihood.exact
+
+    @property
+    def hyper(self) -> Hyper:
+        return {name: float(value) for name, value in self.likelihood.initial().items()}
+
+    def with_hyper(self, hyper: Hyper) -> "SparseProcess":
+        return SparseProcess(self.points, self.kernel, type(self.likelihood)(**hyper), self.power)
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        size = len(self.points)
+        return Gaussian(jnp.zeros(size, self.dtype), jnp.eye(size, dtype=self.dtype))
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        """From `(X, y)` or `(X, y, weights)`: rows of v, and y beside s."""
+        if not isinstance(raw, tuple | list) or len(raw) not in (2, 3):
+            raise ShardError(site, "shard", "expected (X, y) or (X, y, weights)")
+        y = as_numbers(site, "y", raw[1], self.dtype)
+        if y.ndim != 1:
+            raise ShardError(site, "y", f"expected one target per row, got shape {y.shape}")
+        V, left = self.seen(raw[0], site)
+        check_rows(site, {"X": V, "y": y})
+        self.likelihood.check(y)
+        weights = check_weights(site, raw[2] if len(raw) == 3 else None, len(y), self.dtype)
+        return make_shard(Rows(V, np.column_stack([y, left])), weights)
+
+    def seen(self, X: Any, site: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """v and s of every row: what it sees of θ, and the variance of f(x) that θ leaves."""
+        rows = as_numbers(site, "X", X, self.dtype)
+        features = self.points.shape[1]
+        if rows.ndim != 2 or rows.shape[1] != features:
+            raise ShardError(site, "X", f"expected {features} features per row, got shape {rows.shape}")
+        with precision(self.dtype):
+            return on_host(_seen(self.kernel, self.points, rows))
+
+    def latent(self, posterior: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of f(x) for every row."""
+        V, left = self.seen(X)
+        with precision(self.dtype):
+            m, v = on_host(posterior.project(V))
+        return m, v + left
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        target, left = y
+        if self.likelihood.exact:
+            noise = hyper["noise"] ** 2
+            wider = noise + self.power * left
+            lost = left / noise if self.power == 0 else jnp.log(wider / noise) / self.power
+            return self.likelihood.log_prob({"noise": jnp.sqrt(wider)}, f, target) + 0.5 * (jnp.log(wider / noise) - lost)
+        nodes, weights = (jnp.asarray(a, f.dtype) for a in hermite(POINTS))
+        values = self.likelihood.log_prob(hyper, f + jnp.sqrt(left) * nodes, target)
+        if self.power == 0:
+            return values @ weights
+        return jax.nn.logsumexp(self.power * values, b=weights) / self.power
+
+    def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
+        return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(data.X @ params, data.y)
+
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
+        m, v = mean.project(data.X)
+        wider = hyper["noise"] ** 2 + self.power * data.y[:, 1]
+        return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(m, data.y) - 0.5 * v / wider
+
+
+@eqx.filter_jit
+def _seen(kernel: Kernel, points: Array, X: Array) -> tuple[Array, Array]:
+    params = kernel.initial(points.shape[1])
+    K = kernel.gram(params, points)
+    L = cholesky(K + JITTER * jnp.mean(jnp.diag(K)) * jnp.eye(len(K), dtype=K.dtype))
+    V = solve_triangular(L, kernel.between(params, points, X), lower=True)
+    return V.T, jnp.maximum(kernel.diagonal(params, X) - jnp.sum(V**2, axis=0), 0)
