@@ -17,7 +17,7 @@ from partita.errors import (
 )
 from partita.families import Dirichlet, Gamma, Gaussian, MeanField
 from partita.families.cone import REACH
-from partita.ledger import Ledger, Update
+from partita.ledger import Ledger, SharedLedger, Update
 
 SITES = 4
 PRIORS = {
@@ -466,3 +466,26 @@ def cavities_per_fold(prior, sites):
 @every_family
 def test_a_fold_costs_the_same_however_many_sites_there_are(prior):
     assert cavities_per_fold(prior, 10) == cavities_per_fold(prior, 2000)
+
+
+@every_family
+def test_a_shared_ledger_keeps_one_factor_however_many_sites_there_are(prior):
+    ledger = SharedLedger(prior, 2000)
+    for number in range(5):
+        answer(ledger, 399 * number, random_change(prior, number, 0.3, True))
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(ledger._factors)) == 0
+    first, last = ledger.factor(0), ledger.factor(1999)
+    for a, b, q, p in zip(*map(jax.tree.leaves, (first, last, ledger.posterior, prior)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(p + 2000 * a, q, rtol=1e-9, atol=1e-9)
+    assert ledger.cavity(7).is_proper()
+
+
+@every_family
+def test_a_shared_ledger_takes_what_keeps_its_posterior_proper(prior):
+    ledger = SharedLedger(prior, 3)
+    task = ledger.dispatch([0], {})[0]
+    share = ledger.fold([Update(0, task.version, prior**-5.0, 0.0)])
+    assert 0 < share < 1
+    assert ledger.posterior.is_proper()
+    assert ledger.cavity(1).is_proper()

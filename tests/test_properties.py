@@ -121,9 +121,7 @@ def local_and_global(fixed):
 
     def total(eta):
         q, mean = seen(eta)
-        return (
-            sum(problem.expected_log_prob(q, KEY) for problem in problems) + log_q(prior, mean) - log_q(q, mean)
-        )
+        return sum(problem.expected_log_prob(q, KEY) for problem in problems) + log_q(prior, mean) - log_q(q, mean)
 
     def partition(eta):
         return seen(eta)[0].log_partition()
@@ -186,7 +184,8 @@ def test_property_3b_maxima_of_all_local_free_energies_need_not_be_one_of_the_gl
     below, at, above = (np.array(local_and_global(variance + move)) for move in (-step, 0.0, step))
     np.testing.assert_allclose((above - below) / (2 * step), 0, atol=1e-3)
     curvature = (above - 2 * at + below) / step**2
-    assert curvature[0] < -0.01 and curvature[1] > 0.001
+    assert curvature[0] < -0.01
+    assert curvature[1] > 0.001
     variances = np.geomspace(0.05, 90, 300)
     best = variances[np.argmax([float(local_and_global(v)[0]) for v in variances])]
     assert best == pytest.approx(variance, rel=0.03)
@@ -250,7 +249,9 @@ def test_property_6_small_powers_are_fixed_points_to_first_order(data):
     limit = pt.fit(MODEL, [part], solver=FixedPoint(step_size=1.0), **settings).posterior
     powers = (0.1, 0.01)
     gaps = [
-        np.abs(pt.fit(MODEL, [part], solver=MomentMatching(power), **settings).posterior.precision - limit.precision).max()
+        np.abs(
+            pt.fit(MODEL, [part], solver=MomentMatching(power), **settings).posterior.precision - limit.precision
+        ).max()
         for power in powers
     ]
     assert np.log10(gaps[0] / gaps[1]) == pytest.approx(1, abs=0.1)
@@ -319,7 +320,9 @@ def test_the_hyperparameter_gradient_from_shares_is_that_of_the_collapsed_bound(
     slope = (best(2.0 + step)[1] - best(2.0 - step)[1]) / (2 * step)
     q = best(2.0)[0].posterior
     shares = [
-        float(LocalProblem(MODEL, GaussHermite(40), q, shard, {"prior_scale": 2.0}).hyper_gradient(q, KEY)["prior_scale"])
+        float(
+            LocalProblem(MODEL, GaussHermite(40), q, shard, {"prior_scale": 2.0}).hyper_gradient(q, KEY)["prior_scale"]
+        )
         for shard in check_shards(MODEL, shards(data))
     ]
 
@@ -367,9 +370,7 @@ def test_hyperparameters_can_be_random_variables_in_the_factors():
     )
     logs = np.linspace(-3, 3, 1201)
     values = [
-        scipy.stats.multivariate_normal(
-            np.zeros(60), np.exp(2 * s) * X @ X.T + noise**2 * np.eye(60)
-        ).logpdf(y)
+        scipy.stats.multivariate_normal(np.zeros(60), np.exp(2 * s) * X @ X.T + noise**2 * np.eye(60)).logpdf(y)
         for s in logs
     ] - 0.5 * logs**2
     p = np.exp(values - values.max())

@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import Expectation
-from partita.families import Family
+from partita.expectations import Expectation, hermite
+from partita.families import Family, Gaussian, MeanField, inner
 from partita.models import AbstractModel, Hyper
 from partita.runtime import Array
 from partita.shards import Shard
+
+# Of a quadrature over one predictor.
+POINTS = 64
 
 
 class LocalProblem(eqx.Module):
@@ -42,6 +45,39 @@ class LocalProblem(eqx.Module):
         """The local free energy (Eq. 2 of the paper), up to the cavity's scale."""
         view = q.mean() if self.expectation.of_mean else q
         return self.expected_log_prob(view, key) - q.kl(self.cavity)
+
+    def renyi_bound(self, q: Any, power: float, draws: int, key: Array) -> Array:
+        """log ∫ q^(1-α) (cavity p(y_m | θ))^α dθ / α: the local free energy where α tends to zero.
+
+        Its maximum over q is the closest q in α-divergence to the tilted distribution. By quadrature over the predictor
+        where the shard is one row of a model with one, else from draws of q.
+        """
+        if self.has_one_predictor and isinstance(q, Gaussian | MeanField):
+            between: Any = self.cavity**power * q ** (1 - power)
+            overlap = between.log_partition() - power * self.cavity.log_partition() - (1 - power) * q.log_partition()
+            m, v = between.project(self.shard.data.X)
+            nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
+            logs = power * self.row_log_prob(m[0] + jnp.sqrt(v[0]) * nodes)
+            return (overlap + jax.nn.logsumexp(logs, b=weights)) / power
+        params = q.sample(key, (draws,))
+
+        def log_ratio(params: Any) -> Array:
+            statistics = q.statistics(params)
+            log_q = inner(q, statistics) - q.log_partition()
+            return self.log_prob(params) + inner(self.cavity, statistics) - self.cavity.log_partition() - log_q
+
+        logs = power * jax.vmap(log_ratio)(params)
+        return (jax.nn.logsumexp(logs) - jnp.log(draws)) / power
+
+    @property
+    def has_one_predictor(self) -> bool:
+        """Whether the likelihood is a function of one number xᵀθ."""
+        return self.model.projected and self.model.outputs == 1 and self.shard.capacity == 1
+
+    def row_log_prob(self, f: Array) -> Array:
+        """log p(y_m | f) at values of that number."""
+        y, weight = self.shard.data.y[0], self.shard.weights[0]
+        return jax.vmap(lambda one: weight * self.model.pointwise(one, y, self.hyper))(f)
 
     def message(self, q: Family, key: Array) -> tuple[Array, Family]:
         """E_q[log p(y_m | θ)] and its gradient in the mean parameters of q (Property 4), or what stands for it.

@@ -8,12 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import optax
+
 from partita import references as ref
 from partita.errors import InputError
 from partita.result import Result
 from partita.run import fit
 from partita.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
-from partita.solvers import FixedPoint, Gradient, MomentMatching, Solver
+from partita.solvers import (
+    BayesianGradient,
+    ConjugateGradient,
+    FixedPoint,
+    Gradient,
+    MomentMatching,
+    Solver,
+    natural_means,
+)
 from partita.telemetry import Row
 
 Family = Literal["global", "local", "online", "power EP"]
@@ -59,7 +69,8 @@ TABLE: tuple[Method, ...] = (
     Method(
         "hensman-2012", "global", "natural gradient", "Hensman, Rattray and Lawrence (2012)",
         "Conjugate natural gradients on the collapsed bound of a mixture.",
-        waits_for="conjugate directions in the mean parameters",
+        ref.mixture, ref.whole, ConjugateGradient(steps=50), Sequential(1),
+        check=ref.scikit_learn_mixture, tolerance=1e-3,
     ),
     Method(
         "hinton-van-camp-1993", "global", "gradient", "Hinton and van Camp (1993)",
@@ -69,13 +80,16 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "kucukelbir-2017", "global", "gradient", "Kucukelbir et al. (2017)",
-        "Automatic differentiation VI: constrained parameters through transforms.",
-        waits_for="transforms of constrained parameters",
+        "Automatic differentiation VI: gradients of draws, a noise that has to be positive through its logarithm.",
+        ref.unknown_noise, ref.whole, Gradient("adam", 0.01, epochs=3000, tolerance=0.0), Sequential(1),
+        check=ref.automatic_guide, tolerance=0.1,
     ),
     Method(
         "honkela-2010", "global", "natural gradient", "Honkela et al. (2010)",
-        "Natural gradients of the means alone.",
-        waits_for="non-linear factor analysis and a state-space model",
+        "Natural gradients of the means alone, here for non-linear factor analysis.",
+        ref.factor_analysis, ref.whole,
+        Gradient(natural_means(optax.sgd(0.01)), steps=ref.ASCENT_STEPS, tolerance=0.0), Sequential(1),
+        check=ref.steepest_ascent, tolerance=0.0,
     ),
     Method(
         "hensman-2013", "global", "natural gradient", "Hensman, Fusi and Lawrence (2013)",
@@ -96,9 +110,16 @@ TABLE: tuple[Method, ...] = (
         check=ref.batch_optimum, tolerance=1e-6,
     ),
     Method(
+        "salimans-knowles-2013b", "global", "natural gradient", "Salimans and Knowles (2013)",
+        "The same from draws, for a beta-binomial model.",
+        ref.cities, ref.whole, FixedPoint(step_size=0.1, steps=150), Sequential(1),
+        check=ref.grid_rates, tolerance=0.2,
+    ),
+    Method(
         "sheth-khardon-2015", "global", "natural gradient", "Sheth et al. (2015), Sheth and Khardon (2016a, b)",
-        "Latent Gaussian and two-level models by fixed points.",
-        waits_for="two-level models",
+        "Latent Gaussian models by fixed points, here a process with probit likelihoods.",
+        ref.process_means, ref.whole, FixedPoint(steps=60), Sequential(1),
+        check=ref.gradient_optimum, tolerance=1e-4,
     ),
     Method(
         "winn-bishop-2005", "local", "analytic", "Winn and Bishop (2005)",
@@ -120,8 +141,9 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "wand-2014", "local", "natural gradient", "Wand (2014)",
-        "Fixed points for Poisson mixed models and heteroscedastic regression.",
-        waits_for="mixed and heteroscedastic models",
+        "Fixed points of non-conjugate models in closed form, here of heteroscedastic regression.",
+        ref.heteroscedastic, ref.batches, FixedPoint(), Sequential(30),
+        check=ref.sampled, tolerance=0.1,
     ),
     Method(
         "khan-li-2018", "local", "natural gradient", "Khan and Lin (2017), Khan and Li (2018)",
@@ -155,8 +177,9 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "zeno-2018", "online", "gradient", "Zeno et al. (2018)",
-        "Bayesian gradient descent.",
-        waits_for="its closed-form update of the scales as a solver",
+        "Bayesian gradient descent: row by row, means and scales in closed form from expected gradients.",
+        ref.logistic_narrow, ref.each_row, BayesianGradient(), OnePass(),
+        check=ref.batch_optimum, tolerance=5.0,
     ),
     Method(
         "minka-2001", "power EP", "moment matching", "Minka (2001)",
@@ -178,8 +201,9 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "adep", "power EP", "gradient", "Minka (2004), Hernández-Lobato et al. (2016)",
-        "α-divergences minimised by gradients.",
-        waits_for="a solver that follows gradients of α-divergences",
+        "α-divergences with α = ½ minimised by gradients, row by row.",
+        ref.probit, ref.each_row, Gradient("lbfgs", epochs=20, power=0.5), Sequential(10),
+        check=ref.power_fixed_point, tolerance=1e-3,
     ),
     Method(
         "bui-2017b", "power EP", "moment matching", "Bui, Yan and Turner (2017)",

@@ -6,22 +6,29 @@ from typing import Any
 
 import numpy as np
 
-from partita.families import Family
+from partita.expectations import MonteCarlo
+from partita.families import Family, Gaussian, MeanField
 from partita.gp import SparseProcess, kernels, likelihoods
 from partita.models import (
     AbstractModel,
     GaussianMixture,
+    HeteroscedasticRegression,
     LatentDirichletAllocation,
     LinearRegression,
     LogisticRegression,
+    Model,
     ProbitRegression,
+    prior_of,
 )
 from partita.result import Result
 from partita.run import evidence, fit
+from partita.runtime import precision
 from partita.schedules import Sequential
-from partita.solvers import FixedPoint
+from partita.solvers import FixedPoint, Gradient, MomentMatching
 
 PARTS = 5
+# Of natural and plain gradients that are compared.
+ASCENT_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,11 @@ def logistic_mean_field() -> Problem:
     return Problem(LogisticRegression(5, posterior="mean-field"), _tumours(150, range(5)))
 
 
+def logistic_narrow() -> Problem:
+    """The same with a narrow prior of the intercept too, as linearised steps need it."""
+    return Problem(LogisticRegression(5, posterior="mean-field", intercept_scale=1.0), _tumours(150, range(5)))
+
+
 def probit() -> Problem:
     """Breast cancer from two measurements without an intercept, 60 rows: small enough for a grid."""
     return Problem(ProbitRegression(2, intercept=False, prior_scale=1.5), _tumours(60, (1, 4)))
@@ -88,6 +100,37 @@ def regression() -> Problem:
 
     X, y = load_diabetes(return_X_y=True)
     return Problem(LinearRegression(10, noise=0.7), (X / X.std(axis=0), (y - y.mean()) / y.std()))
+
+
+def heteroscedastic() -> Problem:
+    """Diabetes from two measurements, whose noise may depend on them."""
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True)
+    X, y = X[:, [2, 8]] / X[:, [2, 8]].std(axis=0), (y - y.mean()) / y.std()
+    return Problem(HeteroscedasticRegression(2, intercept_scale=2.0), (X, y))
+
+
+def cities() -> Problem:
+    """Deaths from stomach cancer in 20 cities of Missouri (Tsutakawa et al., 1985): a beta-binomial model of rates,
+    over the logit of their mean and the logarithm of their prior's size.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax.scipy.special import betaln
+
+    deaths = [0, 0, 2, 0, 1, 1, 0, 2, 1, 3, 0, 1, 1, 1, 54, 0, 0, 1, 3, 0]
+    people = [1083, 855, 3461, 657, 1208, 1025, 527, 1668, 583, 582]
+    people += [917, 857, 680, 917, 53637, 874, 395, 581, 588, 383]
+
+    def log_prob(params: Any, rows: Any) -> Any:
+        y, n = rows
+        mean, size = jax.nn.sigmoid(params[0]), jnp.exp(params[1])
+        a, b = mean * size, (1 - mean) * size
+        return betaln(a + y, b + n - y) - betaln(a, b)
+
+    prior = Gaussian.from_moments(np.array([-7.0, 7.0]), np.diag([1.0, 2.0]) ** 2)
+    return Problem(Model(prior, log_prob), (np.array(deaths, float), np.array(people, float)))
 
 
 def process() -> Problem:
@@ -104,6 +147,50 @@ def process_classes() -> Problem:
     """Breast cancer from two measurements, a function seen at all 60 rows, for whole powers."""
     X, y = _tumours(60, (1, 4))
     return Problem(SparseProcess(X, kernels.SquaredExponential(2.0, 1.0), likelihoods.Probit(), power=1.0), (X, y))
+
+
+def process_means() -> Problem:
+    """The same with twenty points, for variational inference."""
+    X, y = _tumours(60, (1, 4))
+    return Problem(SparseProcess(X[:20], kernels.SquaredExponential(2.0, 1.0), likelihoods.Probit()), (X, y))
+
+
+def factor_analysis() -> Problem:
+    """Irises from two latent numbers each, through a small network: non-linear factor analysis."""
+    import jax.numpy as jnp
+    from sklearn.datasets import load_iris
+
+    X = load_iris().data
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    shapes = {"latent": (len(X), 2), "first": (2, 6), "bias": (6,), "second": (6, 4), "level": (4,)}
+
+    def log_prob(params: Any, rows: Any) -> Any:
+        number, x = rows
+        hidden = jnp.tanh(params["latent"][number] @ params["first"] + params["bias"])
+        gap = (x - hidden @ params["second"] - params["level"]) / 0.4
+        return jnp.sum(-0.5 * gap**2 - np.log(0.4 * np.sqrt(2 * np.pi)), axis=1)
+
+    prior = MeanField.from_moments({name: np.zeros(shape) for name, shape in shapes.items()}, 1.0)
+    generator = np.random.default_rng(0)
+    start = MeanField.from_moments({name: 0.3 * generator.normal(size=shape) for name, shape in shapes.items()}, 0.3)
+    return Problem(Model(prior, log_prob), (np.arange(len(X)), X), start)
+
+
+def unknown_noise() -> Problem:
+    """Diabetes from four measurements, with a noise of unknown size: σ = exp(z), z ~ N(0, 1)."""
+    import jax.numpy as jnp
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True)
+    X, y = X[:, 2:6] / X[:, 2:6].std(axis=0), (y - y.mean()) / y.std()
+
+    def log_prob(params: Any, rows: Any) -> Any:
+        X, y = rows
+        noise = jnp.exp(params[4])
+        return -0.5 * ((y - X @ params[:4]) / noise) ** 2 - jnp.log(noise * np.sqrt(2 * np.pi))
+
+    start = MeanField.from_moments(np.zeros(5), 0.1)
+    return Problem(Model(MeanField.from_moments(np.zeros(5), 1.0), log_prob), (X, y), start)
 
 
 def rows_of(data: Any) -> int:
@@ -214,21 +301,45 @@ def exact_regression(problem: Problem, result: Result) -> Comparison:
 
 
 def grid_moments(problem: Problem, result: Result) -> Comparison:
-    """The exact posterior of two parameters, on a grid."""
+    """The exact posterior of two weights of a probit regression, on a grid."""
     from scipy.special import log_ndtr
 
     model: Any = problem.model
     X, y = problem.data
-    axis = np.linspace(-7, 7, 281)
-    theta = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+    theta = _grid(np.linspace(-7, 7, 281), np.linspace(-7, 7, 281))
     logs = log_ndtr((theta @ X.T) * (2 * y - 1)).sum(axis=1) - 0.5 * np.sum(theta**2, axis=1) / model.prior_scale**2
+    return _from_grid(theta, logs, result)
+
+
+def grid_rates(problem: Problem, result: Result) -> Comparison:
+    """The exact posterior of a beta-binomial model, on a grid."""
+    from scipy.special import betaln, expit
+
+    y, n = problem.data
+    theta = _grid(np.linspace(-10, -4, 201), np.linspace(0, 18, 301))
+    prior: Any = result.prior
+    size = np.exp(theta[:, 1:])
+    a, b = expit(theta[:, :1]) * size, expit(-theta[:, :1]) * size
+    logs = np.sum(betaln(a + y, b + n - y) - betaln(a, b), axis=1)
+    return _from_grid(theta, logs - 0.5 * np.sum(((theta - prior.location) / prior.scale) ** 2, axis=1), result)
+
+
+def _grid(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return np.stack(np.meshgrid(first, second, indexing="ij"), axis=-1).reshape(-1, 2)
+
+
+def _from_grid(theta: np.ndarray, logs: np.ndarray, result: Result) -> Comparison:
     p = np.exp(logs - logs.max())
     p /= p.sum()
     mean = p @ theta
     spread = np.sqrt(p @ (theta - mean) ** 2)
-    q: Any = result.posterior
-    gap = max(np.abs((q.location - mean) / spread).max(), np.abs(q.scale / spread - 1).max())
-    return Comparison(float(gap), "largest difference to exact means and deviations, in exact deviations")
+    words = "largest difference to exact means and deviations, in exact deviations"
+    return Comparison(_distance(result.posterior, mean, spread), words)
+
+
+def _distance(q: Any, mean: np.ndarray, spread: np.ndarray) -> float:
+    """Of a Gaussian from other moments: of means in deviations, and of deviations relative to the others."""
+    return float(max(np.abs((q.location - mean) / spread).max(), np.abs(q.scale / spread - 1).max()))
 
 
 def collapsed_bound(problem: Problem, result: Result) -> Comparison:
@@ -242,6 +353,71 @@ def collapsed_bound(problem: Problem, result: Result) -> Comparison:
     best = multivariate_normal(np.zeros(len(y)), V @ V.T + noise * np.eye(len(y))).logpdf(y) - 0.5 * left.sum() / noise
     gap = best - evidence(model, [problem.data], result.posterior)
     return Comparison(float(gap), f"nats below the collapsed bound, {best:.3f}")
+
+
+def gradient_optimum(problem: Problem, result: Result) -> Comparison:
+    """Of the same bound, by quasi-Newton steps over means and covariances."""
+    solver = Gradient("lbfgs", epochs=500, tolerance=1e-9)
+    best = fit(problem.model, [problem.data], solver=solver, schedule=Sequential(1), damping=1.0)
+    found: Any = best.posterior
+    words = f"from the optimum that L-BFGS finds, whose bound is {best.log_evidence:.3f}"
+    return Comparison(_distance(result.posterior, found.location, found.scale), words)
+
+
+def steepest_ascent(problem: Problem, result: Result) -> Comparison:
+    """Plain gradients, as many steps, the best of three rates."""
+    bounds = [
+        evidence(problem.model, [problem.data], posterior, expectation=MonteCarlo(400))
+        for posterior in (
+            result.posterior,
+            *(
+                fit(
+                    problem.model,
+                    [problem.data],
+                    solver=Gradient("sgd", rate, steps=ASCENT_STEPS, tolerance=0.0),
+                    schedule=Sequential(1),
+                    damping=1.0,
+                    start=problem.start,
+                ).posterior
+                for rate in (0.0003, 0.0006, 0.001)
+            ),
+        )
+    ]
+    best = np.nanmax(bounds[1:])
+    return Comparison(float(best - bounds[0]), f"nats that plain gradients are ahead after as many steps, {best:.1f}")
+
+
+def automatic_guide(problem: Problem, result: Result) -> Comparison:
+    """NumPyro's stochastic variational inference of the same model, written with constraints, and AutoNormal."""
+    import jax
+    import numpyro
+    from numpyro import distributions
+    from numpyro.infer import SVI, Trace_ELBO, autoguide
+
+    X, y = problem.data
+
+    def model() -> None:
+        weights = numpyro.sample("weights", distributions.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        noise = numpyro.sample("noise", distributions.LogNormal(0, 1))
+        numpyro.sample("y", distributions.Normal(X @ weights, noise), obs=y)
+
+    with precision(np.float64):
+        guide = autoguide.AutoNormal(model)
+        svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO(num_particles=20))
+        run = svi.run(jax.random.key(0), 3000, progress_bar=False)
+        theirs = -float(Trace_ELBO(num_particles=20000).loss(jax.random.key(1), run.params, model, guide))
+    ours = evidence(problem.model, [problem.data], result.posterior, expectation=MonteCarlo(20000))
+    return Comparison(abs(ours - theirs), f"nats from the bound of NumPyro's AutoNormal, {theirs:.2f}")
+
+
+def power_fixed_point(problem: Problem, result: Result) -> Comparison:
+    """Of power EP with the same α, which moment matching finds."""
+    limit: Any = fit(
+        problem.model, each_row(problem.data), solver=MomentMatching(0.5), schedule=Sequential(20), damping=1.0
+    ).posterior
+    return Comparison(
+        _distance(result.posterior, limit.location, limit.scale), "largest difference to the fixed point of power EP"
+    )
 
 
 def textbook_propagation(K: np.ndarray, y: np.ndarray, sweeps: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -284,14 +460,34 @@ def process_propagation(problem: Problem, result: Result) -> Comparison:
     return Comparison(float(gap), "largest difference to EP of the full process, as in the textbook")
 
 
+def sampled(problem: Problem, result: Result) -> Comparison:
+    """Moments from 8,000 draws of the No-U-Turn Sampler, by NumPyro."""
+    import jax
+    from numpyro.infer import MCMC, NUTS
+
+    model: Any = problem.model
+    prior: Any = prior_of(model, model.hyper)
+    shard = model.shard(0, problem.data)
+
+    def energy(params: Any) -> Any:
+        z = prior.precision @ (params - prior.location)
+        return 0.5 * (params - prior.location) @ z - model.log_prob(params, shard.data, model.hyper)[: shard.rows].sum()
+
+    with precision(np.float64):
+        sampler = MCMC(NUTS(potential_fn=energy), num_warmup=1000, num_samples=8000, progress_bar=False)
+        sampler.run(jax.random.key(0), init_params=prior.location)
+        draws = np.asarray(sampler.get_samples())
+    words = "largest difference to means and deviations of NUTS, in its deviations"
+    return Comparison(_distance(result.posterior, draws.mean(axis=0), draws.std(axis=0)), words)
+
+
 def fixed_point_limit(problem: Problem, result: Result) -> Comparison:
     """What power EP tends to as α falls."""
     limit: Any = fit(
         problem.model, each_row(problem.data), solver=FixedPoint(), schedule=Sequential(passes=20), damping=1.0
     ).posterior
-    q: Any = result.posterior
-    gap = max(np.abs((q.location - limit.location) / limit.scale).max(), np.abs(q.scale / limit.scale - 1).max())
-    return Comparison(float(gap), "largest difference to the fixed point of local variational inference")
+    words = "largest difference to the fixed point of local variational inference"
+    return Comparison(_distance(result.posterior, limit.location, limit.scale), words)
 
 
 Check = Callable[[Problem, Result], Comparison]

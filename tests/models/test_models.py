@@ -70,8 +70,8 @@ def same(first, second, tolerance: float = 1e-10) -> None:
 
 
 def test_every_model_has_an_example():
-    """Networks have tests of their own."""
-    assert {*MODELS, "network"} == set(pt.models.REGISTRY)
+    """Others have tests of their own."""
+    assert {*MODELS, "network", "heteroscedastic-regression"} == set(pt.models.REGISTRY)
 
 
 def test_log_prob_matches_scipy(name):
@@ -88,6 +88,25 @@ def test_log_prob_with_unknown_noise_matches_scipy():
     with precision(np.float64):
         actual = model.log_prob((np.array([1.0, 2.0]), np.array(4.0)), model.shard(0, (X, REAL)).data, {})
     assert_allclose(actual, stats.norm.logpdf(REAL, X @ [1.0, 2.0], 0.5), rtol=1e-12)
+
+
+def test_variances_that_depend_on_inputs_match_scipy_and_draws():
+    """log p by SciPy; and its expectation, with correlated means and variances, from draws."""
+    model = pt.models.HeteroscedasticRegression(features=2)
+    data, theta = model.shard(0, (X, REAL)).data, np.array([0.7, -1.2, 0.4, 0.3, 0.5, -0.6])
+    rows = np.column_stack([X, np.ones(12)])
+    root = np.random.default_rng(1).normal(size=(6, 6)) / 4
+    q = pt.families.Gaussian.from_moments(theta, root @ root.T + 0.02 * np.eye(6))
+    with precision(np.float64):
+        actual = model.log_prob(theta, data, model.hyper)
+        expected = np.asarray(model.expected_log_prob(q.mean(), data, model.hyper))
+        draws = np.asarray(
+            jax.vmap(lambda one: model.log_prob(one, data, model.hyper))(q.sample(jax.random.key(0), (200_000,)))
+        )
+    assert_allclose(actual, stats.norm.logpdf(REAL, rows @ theta[:3], np.exp(0.5 * rows @ theta[3:])), rtol=1e-12)
+    assert np.all(np.abs(draws.mean(axis=0) - expected) < 5 * draws.std(axis=0) / np.sqrt(len(draws)))
+    with pytest.raises(InputError, match="posterior"):
+        pt.models.HeteroscedasticRegression(features=2, posterior="mean-field")
 
 
 def test_unknown_noise_has_the_conjugate_posterior():

@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
 
 import partita as pt
 from partita.errors import InputError
+from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
-from partita.solvers import FixedPoint, MomentMatching
+from partita.free_energy import LocalProblem
+from partita.solvers import FixedPoint, Gradient, MomentMatching
 
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.normal(size=(12, 2))
@@ -170,3 +172,38 @@ def test_what_cannot_be_is_refused_or_held_back():
     with pytest.warns(RuntimeWarning, match="not finite"):
         result = pt.fit(model, [data], solver=MomentMatching(draws=3), schedule=pt.schedules.OnePass(), damping=1.0)
     assert_allclose(result.posterior.precision, np.eye(5))
+
+
+@pytest.mark.parametrize("posterior", ["full", "mean-field"])
+def test_gradients_of_divergences_have_the_same_fixed_points(posterior):
+    """ADEP and power EP with α = ½ (Minka, 2004)."""
+    model = pt.models.ProbitRegression(2, intercept=False, prior_scale=2.0, posterior=posterior)
+    matched = run(model, ROWS, MomentMatching(0.5)).posterior
+    followed = run(model, ROWS, Gradient("lbfgs", steps=15, power=0.5), passes=8).posterior
+    assert_allclose(followed.location, matched.location, atol=1e-5)
+    assert_allclose(followed.scale, matched.scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("power", [0.3, 0.9])
+def test_the_renyi_bound_from_draws_and_by_quadrature(power):
+    """Of one row, both ways; and against a grid."""
+    with pt.runtime.precision(np.float64):
+        shard = PROBIT.shard(0, ROWS[0])
+        cavity = Gaussian.from_moments(np.array([0.3, 0.1]), np.array([[1.0, 0.3], [0.3, 0.6]]))
+        q = Gaussian.from_moments(np.array([0.5, 0.0]), np.array([[0.9, 0.2], [0.2, 0.7]]))
+        problem = LocalProblem(PROBIT, GaussHermite(), cavity, shard, PROBIT.hyper)
+        exact = float(problem.renyi_bound(q, power, 1, jax.random.key(0)))
+        plain = pt.models.Model(PROBIT.prior(PROBIT.hyper), lambda theta, rows: norm_logcdf(rows[0] @ theta, rows[1]))
+        drawn = LocalProblem(plain, GaussHermite(), cavity, plain.shard(0, ROWS[0]), {})
+        estimate = float(drawn.renyi_bound(q, power, 200_000, jax.random.key(1)))
+    axis = np.linspace(-7, 8, 601)
+    theta = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+    log_q, log_c = (multivariate_normal(np.asarray(g.location), g.covariance).logpdf(theta) for g in (q, cavity))
+    (x,), (label,) = ROWS[0]
+    logs = (1 - power) * log_q + power * (log_c + norm.logcdf((2 * label - 1) * (theta @ x)))
+    assert exact == pytest.approx(np.log(np.sum(np.exp(logs)) * (axis[1] - axis[0]) ** 2) / power, abs=1e-6)
+    assert estimate == pytest.approx(exact, abs=0.01)
+
+
+def norm_logcdf(f, y):
+    return jax.scipy.special.log_ndtr((2 * y - 1) * f)

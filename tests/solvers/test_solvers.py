@@ -17,7 +17,18 @@ from partita.free_energy import LocalProblem
 from partita.models import prior_of
 from partita.runtime import on_host, precision
 from partita.schedules import OnePass, Sequential
-from partita.solvers import REGISTRY, FixedPoint, Gradient, MomentMatching, NaturalGradient, Outcome, SolverInfo
+from partita.solvers import (
+    REGISTRY,
+    BayesianGradient,
+    ConjugateGradient,
+    FixedPoint,
+    Gradient,
+    MomentMatching,
+    NaturalGradient,
+    Outcome,
+    SolverInfo,
+    natural_means,
+)
 
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.normal(size=(40, 2))
@@ -59,6 +70,7 @@ def refined(solver, posterior: str = "full") -> tuple[pt.families.Family, Solver
 EXACT = {
     "fixed point": (FixedPoint(steps=60, step_size=0.5), 1e-9),
     "undamped fixed point": (FixedPoint(steps=60), 1e-9),
+    "conjugate gradient": (ConjugateGradient(steps=30), 1e-9),
     "lbfgs": (Gradient("lbfgs", steps=100), 1e-9),
     "adam": (Gradient("adam", learning_rate=0.05, epochs=1000), 1e-7),
     "rmsprop": (Gradient("rmsprop", learning_rate=0.002, epochs=2000), 1e-3),
@@ -70,6 +82,7 @@ MEAN_FIELD = {
         NaturalGradient(0.5, precision_rate=0.2, adaptive=False, steps=300, batch_size=None),
         1e-9,
     ),
+    "natural gradient of the means": (Gradient(natural_means(optax.sgd(0.2)), steps=300), 1e-9),
     "adaptive natural gradient": (NaturalGradient(0.02, precision_rate=0.2, steps=1500, batch_size=None), 1e-7),
 }
 NOISY = {
@@ -83,9 +96,9 @@ NOISY = {
 
 
 def test_every_solver_is_tried():
-    """The one for networks, and the one with another optimum, have tests of their own."""
-    others = {NaturalGradient, MomentMatching}
-    assert {type(solver) for solver, _ in EXACT.values()} | others == set(REGISTRY.values())
+    """The one with another optimum, and the one for small batches, have tests of their own."""
+    tried = {type(solver) for solver, _ in [*EXACT.values(), *MEAN_FIELD.values()]}
+    assert tried | {MomentMatching, BayesianGradient} == set(REGISTRY.values())
 
 
 @pytest.mark.parametrize("posterior", POSTERIORS)
@@ -184,6 +197,12 @@ def test_a_step_that_no_halving_makes_proper_is_reported_and_not_taken():
         (Gradient, {"learning_rate": -0.1}),
         (Gradient, {"learning_rate": np.nan}),
         (Gradient, {"tolerance": -1.0}),
+        (Gradient, {"power": 1.0}),
+        (Gradient, {"power": -0.5}),
+        (Gradient, {"draws": 0}),
+        (ConjugateGradient, {"steps": 0}),
+        (ConjugateGradient, {"tolerance": -1.0}),
+        (BayesianGradient, {"steps": 0}),
     ],
 )
 def test_settings_out_of_range_are_refused(solver, settings):
@@ -198,3 +217,33 @@ def test_local_optimisation_and_fixed_points_agree_over_three_sites():
         q = pt.fit(model, shards, solver=solver, schedule=Sequential(passes=15)).posterior
         assert_allclose(q.location, optimum("full").location, atol=1e-5)
         assert_allclose(q.covariance, optimum("full").covariance, atol=1e-5)
+
+
+def test_conjugate_directions_need_fewer_steps_where_components_overlap():
+    """A mixture whose responsibilities are vague: whole steps creep."""
+    generator = np.random.default_rng(0)
+    rows = np.concatenate([generator.normal(-0.8, 1, (60, 1)), generator.normal(0.8, 1, (60, 1))])
+    model = pt.models.GaussianMixture(2, 1)
+    settings = {"schedule": OnePass(), "damping": 1.0, "start": model.begin(rows)}
+    plain, long = (
+        pt.fit(model, [rows], solver=FixedPoint(step_size=1.0, steps=steps), **settings).log_evidence
+        for steps in (15, 150)
+    )
+    better = pt.fit(model, [rows], solver=ConjugateGradient(steps=15), **settings).log_evidence
+    assert long - better < 0.1 * (long - plain)
+
+
+def test_bayesian_gradient_descent_solves_a_small_batch():
+    """Repeated on one row, it ends at the optimum of the local free energy, as fixed points do."""
+    model = pt.models.LogisticRegression(features=2, intercept=False, posterior="mean-field")
+    ends = [
+        pt.fit(model, [(X[:1], Y[:1])], solver=solver, schedule=OnePass(), damping=1.0).posterior
+        for solver in (BayesianGradient(steps=60), FixedPoint(steps=60))
+    ]
+    assert_allclose(ends[0].location, ends[1].location, atol=1e-7)
+    assert_allclose(ends[0].scale, ends[1].scale, atol=1e-7)
+
+
+def test_bayesian_gradient_descent_is_for_diagonal_gaussians():
+    with pytest.raises(InputError, match="mean-field"):
+        refined(BayesianGradient(), "full")

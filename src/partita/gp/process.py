@@ -111,7 +111,9 @@ class SparseProcess(AbstractModel):
             noise = hyper["noise"] ** 2
             wider = noise + self.power * left
             lost = left / noise if self.power == 0 else jnp.log(wider / noise) / self.power
-            return self.likelihood.log_prob({"noise": jnp.sqrt(wider)}, f, target) + 0.5 * (jnp.log(wider / noise) - lost)
+            return self.likelihood.log_prob({"noise": jnp.sqrt(wider)}, f, target) + 0.5 * (
+                jnp.log(wider / noise) - lost
+            )
         nodes, weights = (jnp.asarray(a, f.dtype) for a in hermite(POINTS))
         values = self.likelihood.log_prob(hyper, f + jnp.sqrt(left) * nodes, target)
         if self.power == 0:

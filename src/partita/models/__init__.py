@@ -1,6 +1,7 @@
 """Models: prior × likelihood."""
 
 from partita.models.base import AbstractModel, Hyper, Model, Predictor, Weighted, check_like, prior_of
+from partita.models.heteroscedastic import HeteroscedasticRegression
 from partita.models.linear import (
     LinearRegression,
     LogisticRegression,
@@ -18,6 +19,7 @@ REGISTRY: dict[str, type[AbstractModel]] = {
     "probit-regression": ProbitRegression,
     "poisson-regression": PoissonRegression,
     "softmax-regression": SoftmaxRegression,
+    "heteroscedastic-regression": HeteroscedasticRegression,
     "network": Network,
 }
 
@@ -25,6 +27,7 @@ __all__ = [
     "REGISTRY",
     "AbstractModel",
     "GaussianMixture",
+    "HeteroscedasticRegression",
     "Hyper",
     "LatentDirichletAllocation",
     "LinearRegression",

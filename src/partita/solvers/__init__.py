@@ -1,8 +1,10 @@
 """Solvers: how one factor is refined."""
 
 from partita.solvers.base import Outcome, Solver, SolverInfo
+from partita.solvers.bayesian_gradient import BayesianGradient
+from partita.solvers.conjugate import ConjugateGradient
 from partita.solvers.fixed_point import FixedPoint
-from partita.solvers.gradient import Gradient
+from partita.solvers.gradient import Gradient, natural_means
 from partita.solvers.moment_matching import MomentMatching
 from partita.solvers.natural_gradient import NaturalGradient
 
@@ -11,6 +13,20 @@ REGISTRY: dict[str, type[Solver]] = {
     "gradient": Gradient,
     "natural-gradient": NaturalGradient,
     "moment-matching": MomentMatching,
+    "conjugate-gradient": ConjugateGradient,
+    "bayesian-gradient": BayesianGradient,
 }
 
-__all__ = ["REGISTRY", "FixedPoint", "Gradient", "MomentMatching", "NaturalGradient", "Outcome", "Solver", "SolverInfo"]
+__all__ = [
+    "REGISTRY",
+    "BayesianGradient",
+    "ConjugateGradient",
+    "FixedPoint",
+    "Gradient",
+    "MomentMatching",
+    "NaturalGradient",
+    "Outcome",
+    "Solver",
+    "SolverInfo",
+    "natural_means",
+]

@@ -28,6 +28,10 @@ class Gradient(Solver):
     Works for `epochs` of shuffled batches (without `batch_size`, an epoch is one step), or for `steps` if given.
     Stops early when the largest entry of the gradient falls below `tolerance`. With `blocks`, batches are rows that
     follow each other in the shard, and only the order of the batches is shuffled.
+
+    With a `power` α between 0 and 1 the α-divergence to the tilted distribution is minimised instead of KL, which is
+    its limit at 0: then fixed points are those of power EP (Minka, 2004). Where a shard is more than one row of a model
+    with a linear predictor, that takes `draws` of the posterior.
     """
 
     optimiser: str | optax.GradientTransformation = eqx.field(static=True, default="adam")
@@ -37,6 +41,8 @@ class Gradient(Solver):
     batch_size: int | None = None
     tolerance: float = 1e-8
     blocks: bool = False
+    power: float = 0.0
+    draws: int = 100
 
     def __check_init__(self) -> None:
         named = isinstance(self.optimiser, str) and self.optimiser in (*OPTIMISERS, "lbfgs")
@@ -48,7 +54,10 @@ class Gradient(Solver):
         given = {name: getattr(self, name) for name in ("epochs", "steps", "batch_size")}
         check_count("Gradient: ", **{name: value for name, value in given.items() if value is not None})
         check_positive("Gradient: ", learning_rate=self.learning_rate)
-        check_not_negative("Gradient: ", tolerance=self.tolerance)
+        check_not_negative("Gradient: ", tolerance=self.tolerance, power=self.power)
+        check_count("Gradient: ", draws=self.draws)
+        if self.power >= 1:
+            raise InputError("Gradient: power: expected less than 1; MomentMatching takes 1")
 
     @property
     def stochastic(self) -> bool:
@@ -75,6 +84,8 @@ class Gradient(Solver):
             sample_key = jax.random.fold_in(jax.random.fold_in(key, 1), number)
 
             def loss(free: Any) -> Array:
+                if self.power > 0:
+                    return -local.renyi_bound(posterior.from_free(free), self.power, self.draws, sample_key)
                 return -local.free_energy(posterior.seen_from_free(free), sample_key)
 
             value, gradient = jax.value_and_grad(loss)(free)
@@ -103,6 +114,18 @@ class Gradient(Solver):
         if not isinstance(self.optimiser, str):
             return self.optimiser
         return optax.lbfgs() if self.optimiser == "lbfgs" else OPTIMISERS[self.optimiser](self.learning_rate)
+
+
+def natural_means(optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimiser that sees natural gradients of a diagonal Gaussian's means: times its variances (Honkela et al.,
+    2010). Those of its log scales are left as they are.
+    """
+
+    def scaled(updates: Any, params: Any) -> Any:
+        (location, log_scale), (_, scales) = updates, params
+        return jax.tree.map(lambda g, s: g * jnp.exp(2 * s), location, scales), log_scale
+
+    return optax.chain(optax.stateless(scaled), optimiser)
 
 
 def _largest(gradient: Any) -> Array:

@@ -73,13 +73,11 @@ class MomentMatching(Solver):
 
     def _matched(self, problem: LocalProblem, state: _State, key: Array) -> tuple[Array, Family]:
         """log E_q[(p / t)^α] / α + E_q[log t], which stands for E_q[log p]; and the density with the tilted moments."""
-        q, model, shard = state.posterior, problem.model, problem.shard
+        q = state.posterior
         if not isinstance(q, Gaussian | MeanField):
             return self._weighted(problem, state, key)
-        if model.projected and model.outputs == 1 and shard.capacity == 1:
-            x, y = shard.data.X[0], shard.data.y[0]
-            log_prob = jax.vmap(lambda f: shard.weights[0] * model.pointwise(f, y, problem.hyper))
-            return self._projected(state, x, log_prob)
+        if problem.has_one_predictor:
+            return self._projected(state, problem.shard.data.X[0], problem.row_log_prob)
         if jnp.shape(q.location) == (1,):
             return self._projected(state, jnp.ones(1, q.dtype), jax.vmap(lambda theta: problem.log_prob(theta[None])))
         return self._weighted(problem, state, key)
