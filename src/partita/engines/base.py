@@ -133,7 +133,7 @@ class Worker:
                 job.solver,
                 job.expectation,
                 job.learns_hyper,
-                first.start is not None,
+                np.asarray(first.start is not None),
                 first.begin,
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
@@ -207,7 +207,7 @@ def _refine_sites(
     solver: Solver,
     expectation: Expectation,
     learns_hyper: bool,
-    elsewhere: bool,
+    elsewhere: Array,
     begin: Family,
     hyper: Hyper,
     seed: Array,
@@ -227,7 +227,8 @@ def _refine_sites(
         key = site_key(seed, site, version)
         problem = LocalProblem(model, expectation, cavity, shard, hyper)
         # Solvers take it that they begin at cavity × factor; where the model knows a better place, the factor follows.
-        refined, info = solver.refine(problem, begin, begin / cavity if elsewhere else factor, key=key)
+        there = jax.tree.map(lambda a, b: jnp.where(elsewhere, a, b), begin / cavity, factor)
+        refined, info = solver.refine(problem, begin, there, key=key)
         change = refined / cavity / factor
         gradient = problem.hyper_gradient(begin, key) if learns_hyper else {}
         return change, info, (inner(factor, mean), inner(change, mean)), gradient

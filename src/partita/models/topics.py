@@ -1,5 +1,6 @@
 """Latent Dirichlet allocation: the topics of a document are found at its site."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -17,6 +18,8 @@ from partita.shards import Shard, make_shard, rounded
 
 # Documents that are worked on together: few enough for the processor's cache.
 AT_ONCE = 64
+# Below this, a likelihood counts as this.
+LEAST = 1e-30
 
 
 class Documents(NamedTuple):
@@ -102,12 +105,12 @@ class LatentDirichletAllocation(AbstractModel):
 
     def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> Array:
         """A bound for each document, with the best shares of topics; gradients pass by how these were found."""
-        logs = mean.expected_log.T  # [words, topics]
-        fixed = jax.lax.stop_gradient(logs)
-        parts = _in_parts(data)
+        table = _table(mean.expected_log)
+        order, parts = _in_parts(data)
+        fixed = jax.lax.stop_gradient(table)
         gamma = jax.lax.map(lambda part: self._shares(fixed, part), parts)
-        bound = jax.checkpoint(lambda pair: self._bound(logs, *pair))
-        return jax.lax.map(bound, (parts, gamma)).reshape(-1)[: len(data.words)]
+        bound = jax.checkpoint(lambda pair: self._bound(table, *pair))
+        return _in_order(order, jax.lax.map(bound, (parts, gamma)))
 
     def log_prob(self, params: Any, data: Documents, hyper: Hyper) -> Array:
         """The same bound for topics that are known: what is left of log p(words | topics) is the documents' own."""
@@ -120,46 +123,96 @@ class LatentDirichletAllocation(AbstractModel):
             gamma = on_host(_all_shares(self, posterior, data))
         return gamma / gamma.sum(axis=1, keepdims=True)
 
-    def _shares(self, logs: Array, data: Documents) -> Array:
+    def _shares(self, table: "Table", data: Documents) -> Array:
         """The γ of Dirichlet posteriors over the shares of topics."""
         alpha = self.document_concentration
-        rows = logs[data.words]  # [documents, length, topics]
-        likely = jnp.exp(rows - jnp.max(rows, axis=-1, keepdims=True))
         total = jnp.sum(data.counts, axis=1)
-
-        def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            number, gamma, _ = carry
-            weight = jnp.exp(digamma(gamma) - digamma(jnp.sum(gamma, axis=1, keepdims=True)))
-            norm = jnp.einsum("nlk,nk->nl", likely, weight)
-            ratio = data.counts / jnp.maximum(norm, 1e-30)
-            new = alpha + weight * jnp.einsum("nlk,nl->nk", likely, ratio)
-            return number + 1, new, jnp.max(jnp.mean(jnp.abs(new - gamma), axis=1))
-
-        def again(carry: tuple[Array, Array, Array]) -> Array:
-            return (carry[0] < self.iterations) & (carry[2] > self.tolerance)
-
         start = jnp.broadcast_to((alpha + total / self.topics)[:, None], (len(total), self.topics))
-        return jax.lax.while_loop(again, step, (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, start.dtype)))[1]
 
-    def _bound(self, logs: Array, data: Documents, gamma: Array) -> Array:
+        def ascended(likely: Array, counts: Array) -> Array:
+            def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+                number, gamma, _ = carry
+                weight = jnp.exp(_expected_logs(gamma))
+                ratio = counts / jnp.maximum(jnp.einsum("nkl,nk->nl", likely, weight), LEAST)
+                new = alpha + weight * jnp.einsum("nkl,nl->nk", likely, ratio)
+                return number + 1, new, jnp.max(jnp.mean(jnp.abs(new - gamma), axis=1))
+
+            def again(carry: tuple[Array, Array, Array]) -> Array:
+                return (carry[0] < self.iterations) & (carry[2] > self.tolerance)
+
+            first = (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, start.dtype))
+            return jax.lax.while_loop(again, step, first)[1]
+
+        return _cut(table, data, ascended)
+
+    def _bound(self, table: "Table", data: Documents, gamma: Array) -> Array:
         alpha, K = self.document_concentration, self.topics
-        expected = digamma(gamma) - digamma(jnp.sum(gamma, axis=1, keepdims=True))
-        words = jax.nn.logsumexp(logs[data.words] + expected[:, None, :], axis=-1)
+        expected = _expected_logs(gamma)
+        weight = jnp.exp(expected)
+
+        norm = jnp.einsum("nlk,nk->nl", table.likely[data.words], weight)
+        words = jnp.sum(data.counts * (jnp.log(jnp.maximum(norm, LEAST)) + table.highest[data.words]), axis=1)
         own = jnp.sum((alpha - gamma) * expected + gammaln(gamma), axis=1) - gammaln(jnp.sum(gamma, axis=1))
         constant = gammaln(jnp.asarray(K * alpha, own.dtype)) - K * gammaln(jnp.asarray(alpha, own.dtype))
-        return jnp.sum(data.counts * words, axis=1) + own + constant
+        return words + own + constant
 
 
-def _in_parts(data: Documents) -> Documents:
-    """With a leading axis of parts that are worked on one after the other; the last one is filled up."""
+class Table(NamedTuple):
+    """How likely each topic makes each word, relative to the topic that makes it most likely, and that in logarithms."""
+
+    likely: Array  # [words, topics]
+    highest: Array  # [words]
+
+
+def _table(expected_log: Array) -> Table:
+    highest = jax.lax.stop_gradient(jnp.max(expected_log, axis=0))
+    return Table(jnp.exp(expected_log - highest).T, highest)
+
+
+def _expected_logs(gamma: Array) -> Array:
+    return digamma(gamma) - digamma(jnp.sum(gamma, axis=1, keepdims=True))
+
+
+def _cut(table: Table, data: Documents, function: Callable[[Array, Array], Array]) -> Array:
+    """A function of likelihoods [documents, topics, length] and counts, of no more words than the longest document has:
+    a quarter, a half, three quarters or all of the places.
+    """
+    length = data.words.shape[1]
+    sizes = sorted({-(-length * quarters // 4) for quarters in (1, 2, 3, 4)})
+
+    def cut(size: int) -> Callable[[], Array]:
+        return lambda: function(jnp.swapaxes(table.likely[data.words[:, :size]], 1, 2), data.counts[:, :size])
+
+    longest = jnp.max(_lengths(data))
+    return jax.lax.switch(jnp.searchsorted(jnp.asarray(sizes), longest), [cut(size) for size in sizes])
+
+
+def _lengths(data: Documents) -> Array:
+    """How many places are taken: those before padding."""
+    return jnp.sum(data.counts > 0, axis=1)
+
+
+def _in_parts(data: Documents) -> tuple[Array, Documents]:
+    """Documents by length, with a leading axis of parts that are worked on one after the other; the last part is filled
+    up. And in which order.
+    """
+    order = jnp.argsort(_lengths(data))
     size = min(AT_ONCE, len(data.words))
     parts = -(-len(data.words) // size)
     extra = parts * size - len(data.words)
-    return jax.tree.map(lambda a: jnp.pad(a, ((0, extra), (0, 0))).reshape(parts, size, a.shape[1]), data)
+    return order, jax.tree.map(
+        lambda a: jnp.pad(a[order], ((0, extra), (0, 0))).reshape(parts, size, a.shape[1]), data
+    )
+
+
+def _in_order(order: Array, parts: Array) -> Array:
+    """What was found for parts, as documents came."""
+    flat = parts.reshape(-1, *parts.shape[2:])[: len(order)]
+    return jnp.zeros_like(flat).at[order].set(flat)
 
 
 @eqx.filter_jit
 def _all_shares(model: LatentDirichletAllocation, posterior: Any, data: Documents) -> Array:
-    logs = posterior.mean().expected_log.T
-    gamma = jax.lax.map(lambda part: model._shares(logs, part), _in_parts(data))
-    return gamma.reshape(-1, model.topics)[: len(data.words)]
+    table = _table(posterior.mean().expected_log)
+    order, parts = _in_parts(data)
+    return _in_order(order, jax.lax.map(lambda part: model._shares(table, part), parts))

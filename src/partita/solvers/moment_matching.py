@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from partita.checks import check_count, check_share
+from partita.errors import InputError
 from partita.expectations import TINY, hermite
 from partita.families import Family, Gaussian, MeanField, inner
 from partita.free_energy import LocalProblem
@@ -32,6 +33,10 @@ class MomentMatching(Solver):
     one row of a model with one, or over θ itself where that is one number; elsewhere from `draws` of the posterior,
     weighted by importance, which is good only while the posterior covers what one site's data say.
 
+    With `each_row`, for a model with one linear predictor and a full Gaussian, every row of a shard has a factor of its
+    own while a refinement lasts, all are moved at once by `share` of the way, and the site's factor is their product:
+    `steps` sweeps of parallel EP, each as dear as one factorisation.
+
     The free energy in a run's history is then power EP's estimate of the log evidence, which is no bound, and which
     damping should not rely on: give a number (`damping=0.5`), or 1 where sites take turns.
     """
@@ -40,9 +45,11 @@ class MomentMatching(Solver):
     steps: int = 1
     points: int = 64
     draws: int = 1000
+    each_row: bool = False
+    share: float = 0.8
 
     def __check_init__(self) -> None:
-        check_share("MomentMatching: ", power=self.power)
+        check_share("MomentMatching: ", power=self.power, share=self.share)
         check_count("MomentMatching: ", steps=self.steps, points=self.points, draws=self.draws)
 
     @property
@@ -52,6 +59,9 @@ class MomentMatching(Solver):
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
+        if self.each_row:
+            return self._swept(problem, posterior)
+
         def step(number: Array, state: _State) -> _State:
             value, matched = self._matched(problem, state, jax.random.fold_in(key, number))
             change = (matched / state.posterior) ** (1 / self.power)
@@ -86,9 +96,19 @@ class MomentMatching(Solver):
         """Over f = xᵀθ, at nodes where the posterior is, then twice where the tilted distribution was found to be."""
         q = state.posterior
         cavity = q / state.factor**self.power
-        nodes, weights = (jnp.asarray(a, q.dtype) for a in hermite(self.points))
         m, v = _predictor(cavity, x)
-        centre, spread = _predictor(q, x)
+        log_z, centre, spread = self._tilted((m, v), _predictor(q, x), log_prob)
+        ratio = log_z + cavity.log_partition() - q.log_partition()
+        value = ratio / self.power + inner(state.factor, q.mean())
+        return value, _with_moments(cavity, x, (m, v), (centre, spread))
+
+    def _tilted(
+        self, cavity: tuple[Array, Array], near: tuple[Array, Array], log_prob: Callable[[Array], Array]
+    ) -> tuple[Array, Array, Array]:
+        """log Z, mean and variance of N(f; cavity) p(f)^α, with nodes placed near something else first."""
+        (m, v), (centre, spread) = cavity, near
+        nodes, weights = (jnp.asarray(a, jnp.result_type(m)) for a in hermite(self.points))
+        log_z = jnp.zeros_like(m)
         for _ in range(PLACINGS):
             f = centre + jnp.sqrt(spread) * nodes
             logs = jnp.log(weights) + self.power * log_prob(f)
@@ -97,9 +117,43 @@ class MomentMatching(Solver):
             share = jnp.exp(logs - log_z)
             centre = share @ f
             spread = jnp.maximum(share @ (f - centre) ** 2, TINY)
-        ratio = log_z + cavity.log_partition() - q.log_partition()
-        value = ratio / self.power + inner(state.factor, q.mean())
-        return value, _with_moments(cavity, x, (m, v), (centre, spread))
+        return log_z, centre, spread
+
+    def _swept(self, problem: LocalProblem, posterior: Family) -> tuple[Family, SolverInfo]:
+        """Parallel EP over the rows of a shard: sites exp(g f - h f² / 2) over their predictors."""
+        model, (X, y), weights = problem.model, problem.shard.data, problem.shard.weights
+        if not (model.projected and model.outputs == 1 and isinstance(posterior, Gaussian)):
+            raise InputError("MomentMatching: each_row needs one linear predictor and a full Gaussian")
+
+        def with_sites(g: Array, h: Array) -> Any:
+            return problem.cavity * Gaussian(X.T @ g, (X.T * h) @ X)
+
+        def matched(m: Array, v: Array, g: Array, h: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+            precision = 1 / v - self.power * h
+            cavity = ((m / v - self.power * g) / precision, 1 / precision)
+
+            def log_prob(f: Array) -> Array:
+                return jax.vmap(lambda one: weight * model.pointwise(one, y, problem.hyper))(f)
+
+            _, centre, spread = self._tilted(cavity, (m, v), log_prob)
+            change = (centre / spread - m / v) / self.power, (1 / spread - 1 / v) / self.power
+            good = all_finite(change) & (precision > 0) & (weight > 0)
+            return jax.tree.map(lambda a: jnp.where(good, self.share * a, 0), change)
+
+        def sweep(_: Array, sites: tuple[Array, Array]) -> tuple[Array, Array]:
+            g, h = sites
+            m, v = with_sites(g, h).project(X)
+            by_g, by_h = jax.vmap(matched)(m, jnp.maximum(v, TINY), g, h, y, weights)
+            return g + by_g, h + by_h
+
+        nothing = jnp.zeros(len(weights), posterior.dtype)
+        g, h = jax.lax.fori_loop(0, self.steps, sweep, (nothing, nothing))
+        refined = with_sites(g, h)
+        good = refined.is_proper() & all_finite(refined)
+        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, posterior)
+        value = problem.expected_log_prob(posterior, jax.random.key(0))
+        outcome = jnp.where(good, Outcome.STEPS_DONE, Outcome.HELD_BACK)
+        return kept, SolverInfo(value, jnp.asarray(self.steps), outcome)
 
     def _weighted(self, problem: LocalProblem, state: _State, key: Array) -> tuple[Array, Family]:
         q = state.posterior
