@@ -308,3 +308,19 @@ def test_a_configuration_takes_the_published_split_unless_a_share_is_given(folde
     path.write_text(f'[data]\nname = "mnist"\nstandardise = false\n{share}\n[model]\nname = "softmax-regression"\n')
     (X, _), (X_test, _) = load_data(read_config(path), tmp_path)
     assert (len(X), len(X_test)) == (rows, 80 - rows)
+
+
+def test_documents_are_read_and_checked(tmp_path):
+    place = tmp_path / "ap"
+    place.mkdir()
+    (place / "vocab.txt").write_text("i\nyou\nthey\n")
+    (place / "ap.dat").write_text("2 0:3 2:1\n1 1:4\n")
+    counts, words = pt.datasets.load_documents("ap", tmp_path)
+    assert words == ["i", "you", "they"]
+    assert np.array_equal(counts.toarray(), [[3, 0, 1], [0, 4, 0]])
+    for bad in ("2 0:3", "1 3:1", "1 0:-2", "1 0", "x"):
+        (place / "ap.dat").write_text(f"{bad}\n")
+        with pytest.raises(pt.errors.InputError, match=r"ap.dat:1: not a document"):
+            pt.datasets.load_documents("ap", tmp_path)
+    with pytest.raises(pt.errors.InputError, match="PARTITA_DATA"):
+        pt.datasets.load_documents("ap", tmp_path / "nowhere")

@@ -43,7 +43,7 @@ def test_a_row_that_is_off_says_so():
 
 def test_what_is_missing_is_refused():
     with pytest.raises(InputError, match="waits for"):
-        run(method("li-2015"))
+        run(method("hasenclever-2017"))
     with pytest.raises(InputError, match="use one of beal-2003"):
         method("nobody")
 
@@ -56,6 +56,6 @@ def test_the_command():
     assert [row["method"] for row in rows] == [row.name for row in TABLE]
     one = RUNNER.invoke(app, ["methods", "winn-bishop-2005", "--json"])
     assert json.loads(one.stdout)["status"] == "good"
-    missing = RUNNER.invoke(app, ["methods", "li-2015"])
+    missing = RUNNER.invoke(app, ["methods", "hasenclever-2017"])
     assert missing.exit_code == 0
     assert "waits for" in missing.stdout

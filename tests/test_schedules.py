@@ -58,6 +58,12 @@ def without_timings(history):
     return [{key: value for key, value in row.items() if key != "seconds"} for row in history]
 
 
+def test_sequential_can_begin_with_all_at_once():
+    asked = played(Sequential(passes=3, together=True))
+    assert asked == [[0, 1, 2, 3], [0], [1], [2], [3], [0], [1], [2], [3]]
+    assert Sequential(passes=3, together=True).total(SITES) == len(flat(asked))
+
+
 @pytest.mark.parametrize("name", REGISTRY)
 @pytest.mark.parametrize("sites", [1, 2, 7])
 def test_the_plan_asks_as_often_as_it_says(name, sites):

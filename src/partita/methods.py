@@ -130,8 +130,8 @@ TABLE: tuple[Method, ...] = (
     Method(
         "archambeau-ermis-2015", "local", "analytic", "Archambeau and Ermis (2015)",
         "Incremental variational inference of topics: batches of documents in turn, again and again.",
-        ref.topics, ref.batches, FixedPoint(step_size=1.0), Sequential(20),
-        check=ref.scikit_learn_topics, tolerance=0.0,
+        ref.topics, ref.batches, FixedPoint(step_size=1.0), Sequential(ref.TOPIC_PASSES, together=True),
+        check=ref.batch_topics, tolerance=0.0,
     ),
     Method(
         "knowles-minka-2011", "local", "natural gradient", "Knowles and Minka (2011)",

@@ -27,6 +27,8 @@ from partita.schedules import Sequential
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 
 PARTS = 5
+# Of incremental inference of topics, and of batch inference that it is compared with.
+TOPIC_PASSES = 20
 # Of natural and plain gradients that are compared.
 ASCENT_STEPS = 200
 
@@ -285,6 +287,21 @@ def scikit_learn_topics(problem: Problem, result: Result) -> Comparison:
     return Comparison(
         float(theirs - bound), f"below the bound per word of scikit-learn's online inference, {theirs:.3f}"
     )
+
+
+def batch_topics(problem: Problem, result: Result) -> Comparison:
+    """Batch inference from the same start, as many passes."""
+    words = problem.data.sum()
+    batch = fit(
+        problem.model,
+        [problem.data],
+        solver=FixedPoint(step_size=1.0),
+        schedule=Sequential(TOPIC_PASSES),
+        damping=1.0,
+        start=problem.start,
+    )
+    theirs, ours = (evidence(problem.model, [problem.data], one.posterior) / words for one in (batch, result))
+    return Comparison(float(theirs - ours), f"below the bound per word of batch inference, {theirs:.4f}")
 
 
 def exact_regression(problem: Problem, result: Result) -> Comparison:

@@ -67,16 +67,28 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Sequential(Schedule):
-    """One site after the other, `passes` times round."""
+    """One site after the other, `passes` times round; the first time all at once, if `together`.
+
+    A model with a start of its own, such as a mixture, wants the latter: else the first site alone says where
+    components are before the others are asked.
+    """
 
     passes: int = 10
+    together: bool = False
 
     def __post_init__(self) -> None:
         check_count("schedule: ", passes=self.passes)
 
+    @property
+    def parallel(self) -> bool:
+        return self.together
+
     def plan(self, board: Board) -> Iterator[list[int]]:
-        for _ in range(self.passes):
-            yield from ([site] for site in range(board.sites))
+        for number in range(self.passes):
+            if self.together and number == 0:
+                yield list(range(board.sites))
+            else:
+                yield from ([site] for site in range(board.sites))
 
     def total(self, sites: int) -> int:
         return self.passes * sites

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from partita.checks import check_count, check_positive, is_number
+from partita.datasets.documents import load_documents as load_documents
 from partita.datasets.mnist import Split, read_mnist
 from partita.datasets.streams import read_banana, read_wam, simulated_arm
 from partita.errors import InputError

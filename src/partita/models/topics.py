@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import digamma, gammaln
+from jax.scipy.special import gammaln
 
 from partita.checks import check_count, check_positive
 from partita.errors import ShardError
@@ -20,6 +20,8 @@ from partita.shards import Shard, make_shard, rounded
 AT_ONCE = 64
 # Below this, a likelihood counts as this.
 LEAST = 1e-30
+# How far the recurrence of ψ goes before its series is good.
+SHIFT = 8
 
 
 class Documents(NamedTuple):
@@ -78,7 +80,12 @@ class LatentDirichletAllocation(AbstractModel):
         return Dirichlet.from_concentration(drawn.astype(self.dtype))
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From counts, documents by words; documents without words are left out."""
+        """From counts, documents by words; documents without words are left out, and short ones come first."""
+        data, order = self._read(site, raw)
+        return make_shard(data, np.ones(len(order), self.dtype))
+
+    def _read(self, site: int, raw: Any) -> tuple[Documents, np.ndarray]:
+        """Documents by length, and where they were among those with words."""
         import scipy.sparse
 
         if not scipy.sparse.issparse(raw):
@@ -96,21 +103,23 @@ class LatentDirichletAllocation(AbstractModel):
         kept = np.flatnonzero(lengths)
         if not len(kept):
             raise ShardError(site, "documents", "has no words at all: leave the site out")
+        order = np.argsort(lengths[kept], kind="stable")
+        kept = kept[order]
         place = np.arange(rounded(int(lengths.max())))
         there = place < lengths[kept][:, None]
         index = np.where(there, matrix.indptr[kept][:, None] + place, 0)
         words = np.where(there, matrix.indices[index], 0).astype(np.int32)
         counts = np.where(there, matrix.data[index], 0).astype(self.dtype)
-        return make_shard(Documents(words, counts), np.ones(len(kept), self.dtype))
+        return Documents(words, counts), order
 
     def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> Array:
         """A bound for each document, with the best shares of topics; gradients pass by how these were found."""
         table = _table(mean.expected_log)
-        order, parts = _in_parts(data)
+        parts = _in_parts(data)
         fixed = jax.lax.stop_gradient(table)
         gamma = jax.lax.map(lambda part: self._shares(fixed, part), parts)
         bound = jax.checkpoint(lambda pair: self._bound(table, *pair))
-        return _in_order(order, jax.lax.map(bound, (parts, gamma)))
+        return jax.lax.map(bound, (parts, gamma)).reshape(-1)[: len(data.words)]
 
     def log_prob(self, params: Any, data: Documents, hyper: Hyper) -> Array:
         """The same bound for topics that are known: what is left of log p(words | topics) is the documents' own."""
@@ -118,9 +127,11 @@ class LatentDirichletAllocation(AbstractModel):
 
     def shares(self, posterior: Any, documents: Any) -> np.ndarray:
         """The expected shares of topics in documents with words, one row for each."""
-        data = self.shard(0, documents).data
+        data, order = self._read(0, documents)
         with precision(self.dtype):
-            gamma = on_host(_all_shares(self, posterior, data))
+            sorted_gamma = on_host(_all_shares(self, posterior, data))
+        gamma = np.empty_like(sorted_gamma)
+        gamma[order] = sorted_gamma
         return gamma / gamma.sum(axis=1, keepdims=True)
 
     def _shares(self, table: "Table", data: Documents) -> Array:
@@ -158,7 +169,7 @@ class LatentDirichletAllocation(AbstractModel):
 
 
 class Table(NamedTuple):
-    """How likely each topic makes each word, relative to the topic that makes it most likely, and that in logarithms."""
+    """How likely each topic makes each word, relative to the topic that makes it most likely, and that one's log."""
 
     likely: Array  # [words, topics]
     highest: Array  # [words]
@@ -170,49 +181,42 @@ def _table(expected_log: Array) -> Table:
 
 
 def _expected_logs(gamma: Array) -> Array:
-    return digamma(gamma) - digamma(jnp.sum(gamma, axis=1, keepdims=True))
+    return positive_digamma(gamma) - positive_digamma(jnp.sum(gamma, axis=1, keepdims=True))
+
+
+def positive_digamma(x: Array) -> Array:
+    """ψ(x) for x > 0, by its recurrence and its asymptotic series: few plain operations, fast to run and to compile."""
+    below = sum(1 / (x + i) for i in range(SHIFT))
+    x = x + SHIFT
+    square = 1 / (x * x)
+    series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square * (1 / 132)))))
+    return jnp.log(x) - 0.5 / x - series - below
 
 
 def _cut(table: Table, data: Documents, function: Callable[[Array, Array], Array]) -> Array:
-    """A function of likelihoods [documents, topics, length] and counts, of no more words than the longest document has:
-    a quarter, a half, three quarters or all of the places.
+    """A function of likelihoods [documents, topics, length] and counts: of half of the places, where all documents are
+    that short.
     """
     length = data.words.shape[1]
-    sizes = sorted({-(-length * quarters // 4) for quarters in (1, 2, 3, 4)})
+    sizes = (-(-length // 2), length)
 
     def cut(size: int) -> Callable[[], Array]:
         return lambda: function(jnp.swapaxes(table.likely[data.words[:, :size]], 1, 2), data.counts[:, :size])
 
-    longest = jnp.max(_lengths(data))
-    return jax.lax.switch(jnp.searchsorted(jnp.asarray(sizes), longest), [cut(size) for size in sizes])
+    longest = jnp.max(jnp.sum(data.counts > 0, axis=1))
+    return jax.lax.cond(longest <= sizes[0], *(cut(size) for size in sizes))
 
 
-def _lengths(data: Documents) -> Array:
-    """How many places are taken: those before padding."""
-    return jnp.sum(data.counts > 0, axis=1)
-
-
-def _in_parts(data: Documents) -> tuple[Array, Documents]:
-    """Documents by length, with a leading axis of parts that are worked on one after the other; the last part is filled
-    up. And in which order.
-    """
-    order = jnp.argsort(_lengths(data))
+def _in_parts(data: Documents) -> Documents:
+    """With a leading axis of parts that are worked on one after the other; the last one is filled up."""
     size = min(AT_ONCE, len(data.words))
     parts = -(-len(data.words) // size)
     extra = parts * size - len(data.words)
-    return order, jax.tree.map(
-        lambda a: jnp.pad(a[order], ((0, extra), (0, 0))).reshape(parts, size, a.shape[1]), data
-    )
-
-
-def _in_order(order: Array, parts: Array) -> Array:
-    """What was found for parts, as documents came."""
-    flat = parts.reshape(-1, *parts.shape[2:])[: len(order)]
-    return jnp.zeros_like(flat).at[order].set(flat)
+    return jax.tree.map(lambda a: jnp.pad(a, ((0, extra), (0, 0))).reshape(parts, size, a.shape[1]), data)
 
 
 @eqx.filter_jit
 def _all_shares(model: LatentDirichletAllocation, posterior: Any, data: Documents) -> Array:
     table = _table(posterior.mean().expected_log)
-    order, parts = _in_parts(data)
-    return _in_order(order, jax.lax.map(lambda part: model._shares(table, part), parts))
+    gamma = jax.lax.map(lambda part: model._shares(table, part), _in_parts(data))
+    return gamma.reshape(-1, model.topics)[: len(data.words)]

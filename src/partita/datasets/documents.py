@@ -1,0 +1,45 @@
+"""Collections of documents as counts of words."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from partita.datasets.places import needed
+from partita.errors import InputError
+
+# More words than any vocabulary has.
+MOST_WORDS = 10_000_000
+
+
+def load_documents(name: str = "ap", folder: str | os.PathLike[str] | None = None) -> tuple[Any, list[str]]:
+    """Counts, a sparse matrix of documents by words, and the words.
+
+    "ap" is 2,246 articles of the Associated Press with 10,473 words (Blei, Ng and Jordan, 2003): the files ap.dat, in
+    the format of LDA-C, and vocab.txt in a folder ap/, which is looked for as `load` looks for files.
+    """
+    import scipy.sparse
+
+    if name != "ap":
+        raise InputError(f'documents: expected "ap", got {name!r}')
+    place = needed(name, folder, "the home page of LDA-C")
+    words = (place / "vocab.txt").read_text(encoding="utf-8").split()
+    if not 0 < len(words) <= MOST_WORDS:
+        raise InputError(f"{place / 'vocab.txt'}: expected 1 to {MOST_WORDS} words, got {len(words)}")
+    starts, columns, counts = [0], [], []
+    with (place / "ap.dat").open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                size, *pairs = line.split()
+                values = np.array([pair.split(":") for pair in pairs], dtype=np.int64).reshape(-1, 2)
+                if int(size) != len(values):
+                    raise ValueError(f"says {size} words, has {len(values)}")
+                if len(values) and (values.min() < 0 or values[:, 0].max() >= len(words)):
+                    raise ValueError("a word or a count is out of range")
+            except ValueError as error:
+                raise InputError(f"{place / 'ap.dat'}:{number}: not a document of LDA-C ({error})") from None
+            columns.append(values[:, 0])
+            counts.append(values[:, 1])
+            starts.append(starts[-1] + len(values))
+    data = np.concatenate(counts).astype(float), np.concatenate(columns), np.array(starts)
+    return scipy.sparse.csr_array(data, shape=(len(starts) - 1, len(words))), words
