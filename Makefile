@@ -29,6 +29,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.network_steps
 	$(BIN)/python -m benchmarks.network_round
 	$(BIN)/python -m benchmarks.streaming_gp
+	$(BIN)/python -m benchmarks.unification
 
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume

@@ -310,7 +310,9 @@ def test_a_configuration_takes_the_published_split_unless_a_share_is_given(folde
     assert (len(X), len(X_test)) == (rows, 80 - rows)
 
 
-def test_documents_are_read_and_checked(tmp_path):
+def test_documents_are_read_and_checked(tmp_path, monkeypatch):
+    monkeypatch.delenv("PARTITA_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     place = tmp_path / "ap"
     place.mkdir()
     (place / "vocab.txt").write_text("i\nyou\nthey\n")
@@ -322,5 +324,11 @@ def test_documents_are_read_and_checked(tmp_path):
         (place / "ap.dat").write_text(f"{bad}\n")
         with pytest.raises(pt.errors.InputError, match=r"ap.dat:1: not a document"):
             pt.datasets.load_documents("ap", tmp_path)
+    (place / "ap.dat").write_text("")
+    with pytest.raises(pt.errors.InputError, match="no documents"):
+        pt.datasets.load_documents("ap", tmp_path)
+    (place / "ap.dat").write_bytes(b"\xff")
+    with pytest.raises(pt.errors.InputError, match="cannot be read"):
+        pt.datasets.load_documents("ap", tmp_path)
     with pytest.raises(pt.errors.InputError, match="PARTITA_DATA"):
         pt.datasets.load_documents("ap", tmp_path / "nowhere")

@@ -470,15 +470,26 @@ def test_a_fold_costs_the_same_however_many_sites_there_are(prior):
 
 @every_family
 def test_a_shared_ledger_keeps_one_factor_however_many_sites_there_are(prior):
-    ledger = SharedLedger(prior, 2000)
+    ledger, expected = SharedLedger(prior, 2000), prior
     for number in range(5):
-        answer(ledger, 399 * number, random_change(prior, number, 0.3, True))
+        change = random_change(prior, number, 0.3, True)
+        expected = expected * change ** answer(ledger, 399 * number, change)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(ledger._factors)) == 0
-    first, last = ledger.factor(0), ledger.factor(1999)
-    for a, b, q, p in zip(*map(jax.tree.leaves, (first, last, ledger.posterior, prior)), strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_allclose(p + 2000 * a, q, rtol=1e-9, atol=1e-9)
+    for a, b in zip(jax.tree.leaves(ledger.posterior), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+    factors = ledger.factors()
+    assert factors[0] is factors[1999]
+    for q, c, t in zip(*map(jax.tree.leaves, (ledger.posterior, ledger.cavity(7), ledger.factor(7))), strict=True):
+        np.testing.assert_allclose(c + t, q, rtol=1e-9, atol=1e-9)
     assert ledger.cavity(7).is_proper()
+
+
+def test_a_shared_ledger_follows_its_prior():
+    prior = PRIORS["Gaussian"]
+    ledger = SharedLedger(prior, 3)
+    answer(ledger, 0, prior**0.5)
+    assert ledger.replace_prior(prior**0.25)
+    np.testing.assert_allclose(ledger.posterior.precision, 0.75 * prior.precision)
 
 
 @every_family

@@ -290,3 +290,18 @@ def test_large_sites_are_worked_on_one_by_one_with_the_same_result(many, monkeyp
     np.testing.assert_allclose(alone.expected_log_probs, stacked.expected_log_probs, rtol=1e-12)
     np.testing.assert_allclose(alone.log_evidence, stacked.log_evidence, rtol=1e-12)
     assert alone.history[-1]["bytes"] == stacked.history[-1]["bytes"]
+
+
+def test_free_energies_of_a_shared_factor_are_of_whole_rounds_only():
+    """In between, factors have changed that sites did not report on."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(12, 2))
+    shards = [(X[i::3], X[i::3] @ [1.0, -1.0]) for i in range(3)]
+    model = pt.models.LinearRegression(features=2, noise=1.0)
+    turns = pt.fit(model, shards, schedule=pt.schedules.Sequential(passes=3), shared=True)
+    assert all(row["free_energy"] is None for row in turns.history)
+    seen = []
+    for event in pt.events(model, shards, schedule=pt.schedules.Synchronous(rounds=4), shared=True):
+        seen.append((event.free_energy, pt.run.evidence(model, shards, event.posterior)))
+    for (_, before), (reported, _) in pairwise(seen):
+        assert reported == pytest.approx(before, abs=1e-8)

@@ -56,6 +56,7 @@ RUNS = {
     "hyper": {"schedule": Synchronous(rounds=8), "hyper": pt.LearnHyper()},
     "hyper-asynchronous": {"schedule": Asynchronous(updates=20), "speeds": SPEEDS, "hyper": pt.LearnHyper()},
     "shared": {"schedule": Synchronous(rounds=8), "shared": True},
+    "shared-asynchronous": {"schedule": Asynchronous(updates=20), "speeds": SPEEDS, "shared": True},
 }
 every_run = pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 

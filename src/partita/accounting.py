@@ -69,9 +69,11 @@ class Evidence:
     F(q) = Σ_m (E_q[log p(y_m | θ)] - E_q[log t_m(θ)]) + A(q) - A(prior), each site's term as it was where it was last
     evaluated. A term is stationary there, because a factor is the gradient of its expectation, so the estimate is exact
     when all sites have just evaluated this posterior, and off by the order of the KL moved since when they have not.
+    Where sites share one factor, that is no longer so once another has changed it: then only rounds of all sites count.
     """
 
     sites: int
+    shared: bool = False
     terms: dict[int, float] = field(default_factory=dict)
     total: float = 0.0
     fresh: set[int] = field(default_factory=set)
@@ -84,6 +86,10 @@ class Evidence:
 
     def report(self, updates: Sequence[Update]) -> None:
         """Before a fold: each site's term with the factor that it still has."""
+        if self.shared:
+            self.terms.clear()
+            self.fresh.clear()
+            self.total = 0.0
         for update in updates:
             self._set(update.site, update.expected_log_prob - update.expected_log_factor)
             self.moved_when_seen[update.site] = self.moved_when_sent.pop(update.site)

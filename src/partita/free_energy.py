@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import Expectation, hermite
+from partita.expectations import TINY, Expectation, hermite
 from partita.families import Family, Gaussian, MeanField, inner
 from partita.models import AbstractModel, Hyper
 from partita.runtime import Array
@@ -57,7 +57,7 @@ class LocalProblem(eqx.Module):
             overlap = between.log_partition() - power * self.cavity.log_partition() - (1 - power) * q.log_partition()
             m, v = between.project(self.shard.data.X)
             nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
-            logs = power * self.row_log_prob(m[0] + jnp.sqrt(v[0]) * nodes)
+            logs = power * self.row_log_prob(m[0] + jnp.sqrt(jnp.maximum(v[0], TINY)) * nodes)
             return (overlap + jax.nn.logsumexp(logs, b=weights)) / power
         params = q.sample(key, (draws,))
 

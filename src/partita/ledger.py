@@ -116,6 +116,10 @@ class Ledger:
         """t_m."""
         return jax.tree.map(lambda a: a[0].copy(), self._own([site]))
 
+    def factors(self) -> tuple[Family, ...]:
+        """All t_m."""
+        return tuple(self.factor(site) for site in range(self.sites))
+
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
         return jax.tree.map(lambda a: a[0], self._cavities([site], self.posterior))
@@ -282,15 +286,16 @@ class SharedLedger(Ledger):
     def _nothing(self, prior: Family) -> Family:
         return jax.tree.map(lambda a: np.zeros((0, *np.shape(a)), a.dtype), prior)
 
-    def _own(self, sites: Sequence[int]) -> Family:
-        return self._shares(len(sites), self.posterior)
+    def factors(self) -> tuple[Family, ...]:
+        """The same one for every site."""
+        return (self.factor(0),) * self.sites
 
-    def _shares(self, number: int, posterior: Family) -> Family:
-        share = (posterior / self.prior) ** (1 / self.sites)
-        return jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], number, axis=0), share)
+    def _own(self, sites: Sequence[int]) -> Family:
+        return _repeated((self.posterior / self.prior) ** (1 / self.sites), len(sites))
 
     def _cavities(self, sites: Sequence[int], posterior: Family) -> Family:
-        return jax.tree.map(lambda q, t: q - t, posterior, self._shares(len(sites), posterior))
+        share = 1 / self.sites
+        return _repeated(self.prior**share * posterior ** (1 - share), len(sites))
 
     def _apply(self, sites: list[int], changes: Family, total: Family) -> float:
         end = (self.posterior * total).cone()
@@ -303,6 +308,11 @@ class SharedLedger(Ledger):
                 return share
             share /= 2
         return 0.0
+
+
+def _repeated(density: Family, number: int) -> Family:
+    """A stack of one density."""
+    return jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], number, axis=0), density)
 
 
 def _check_prior(prior: Family) -> None:

@@ -61,7 +61,7 @@ def fit(
         expectation: how E_q[log p] is computed; chosen by the model if not given.
         hyper: learn hyperparameters by maximum likelihood.
         start: where refinements of the untouched prior start; the model's own choice if not given.
-        shared: one factor for all sites, each refining its share of it, so that memory does not grow with sites.
+        shared: one factor for all sites, each refining its share of it, so that the ledger does not grow with sites.
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
         seed: with the same seed, the same result.
@@ -335,7 +335,7 @@ class Run:
             model=self.model,
             posterior=self.ledger.posterior,
             prior=self.ledger.prior,
-            factors=tuple(self.ledger.factor(site) for site in range(self.ledger.sites)),
+            factors=self.ledger.factors(),
             log_evidence=evidence,
             expected_log_probs=tuple(map(float, values)),
             hyper=self.current_hyper,
@@ -359,7 +359,7 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     carrier = Carrier(run.engine, iter(()) if journal is None else journal.folds())
     damping = run.damping.begin(ledger.sites, schedule.parallel, run.stochastic)
     board = Board(ledger.sites, run.seed)
-    tally, evidence, plan = Tally(), Evidence(ledger.sites), schedule.plan(board)
+    tally, evidence, plan = Tally(), Evidence(ledger.sites, run.shared), schedule.plan(board)
     arrived: list[Update] = []
     planned = True
     while planned or ledger.outstanding:

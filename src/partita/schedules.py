@@ -70,7 +70,7 @@ class Sequential(Schedule):
     """One site after the other, `passes` times round; the first time all at once, if `together`.
 
     A model with a start of its own, such as a mixture, wants the latter: else the first site alone says where
-    components are before the others are asked.
+    components are before the others are asked. Automatic damping takes that round whole, as all others here.
     """
 
     passes: int = 10
@@ -78,10 +78,6 @@ class Sequential(Schedule):
 
     def __post_init__(self) -> None:
         check_count("schedule: ", passes=self.passes)
-
-    @property
-    def parallel(self) -> bool:
-        return self.together
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         for number in range(self.passes):

@@ -109,6 +109,17 @@ def test_variances_that_depend_on_inputs_match_scipy_and_draws():
         pt.models.HeteroscedasticRegression(features=2, posterior="mean-field")
 
 
+def test_variances_that_depend_on_inputs_are_found_and_predicted():
+    generator = np.random.default_rng(3)
+    rows = generator.uniform(-2, 2, (600, 1))
+    y = 1.5 * rows[:, 0] + np.exp(0.5 * rows[:, 0]) * generator.normal(size=600)
+    model = pt.models.HeteroscedasticRegression(features=1)
+    result = pt.fit(model, [(rows[i::3], y[i::3]) for i in range(3)], schedule=Sequential(passes=15))
+    mean, std = result.predict(np.array([[-1.5], [1.5]]), return_std=True)
+    assert_allclose(mean, [-2.25, 2.25], atol=0.2)
+    assert_allclose(std, np.exp([-0.75, 0.75]), rtol=0.15)
+
+
 def test_unknown_noise_has_the_conjugate_posterior():
     """Bishop (2006), Exercise 3.12, in one pass over two sites."""
     model = pt.models.LinearRegression(features=2, intercept=False, prior_scale=2.0, noise_shape=3.0, noise_rate=0.5)

@@ -200,6 +200,8 @@ def test_a_step_that_no_halving_makes_proper_is_reported_and_not_taken():
         (Gradient, {"power": 1.0}),
         (Gradient, {"power": -0.5}),
         (Gradient, {"draws": 0}),
+        (Gradient, {"power": 0.5, "batch_size": 8}),
+        (MomentMatching, {"each_row": True, "steps": 1}),
         (ConjugateGradient, {"steps": 0}),
         (ConjugateGradient, {"tolerance": -1.0}),
         (BayesianGradient, {"steps": 0}),
@@ -231,6 +233,30 @@ def test_conjugate_directions_need_fewer_steps_where_components_overlap():
     )
     better = pt.fit(model, [rows], solver=ConjugateGradient(steps=15), **settings).log_evidence
     assert long - better < 0.1 * (long - plain)
+
+
+def test_conjugate_directions_stay_proper():
+    """Log gamma functions are finite where a Dirichlet is not a density: a search by the bound alone would go there."""
+    counts = np.random.default_rng(0).poisson(1.0, (6, 8)).astype(float)
+    model = pt.models.LatentDirichletAllocation(2, 8, concentration=0.1)
+    result = pt.fit(
+        model, [counts], solver=ConjugateGradient(steps=10), schedule=OnePass(), damping=1.0, start=model.begin()
+    )
+    assert np.all(result.posterior.concentration > 0)
+    plain = pt.fit(
+        model,
+        [counts],
+        solver=FixedPoint(step_size=1.0, steps=10),
+        schedule=OnePass(),
+        damping=1.0,
+        start=model.begin(),
+    )
+    assert result.log_evidence > plain.log_evidence - 0.5
+
+
+def test_natural_means_are_for_diagonal_gaussians():
+    with pytest.raises(InputError, match="mean-field"):
+        refined(Gradient(natural_means(optax.sgd(0.1)), steps=2), "full")
 
 
 def test_bayesian_gradient_descent_solves_a_small_batch():

@@ -1,6 +1,7 @@
 """Collections of documents as counts of words."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,23 +24,32 @@ def load_documents(name: str = "ap", folder: str | os.PathLike[str] | None = Non
     if name != "ap":
         raise InputError(f'documents: expected "ap", got {name!r}')
     place = needed(name, folder, "the home page of LDA-C")
-    words = (place / "vocab.txt").read_text(encoding="utf-8").split()
+    words = _lines(place / "vocab.txt")
     if not 0 < len(words) <= MOST_WORDS:
         raise InputError(f"{place / 'vocab.txt'}: expected 1 to {MOST_WORDS} words, got {len(words)}")
+    lines = _lines(place / "ap.dat")
+    if not lines:
+        raise InputError(f"{place / 'ap.dat'}: has no documents")
     starts, columns, counts = [0], [], []
-    with (place / "ap.dat").open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                size, *pairs = line.split()
-                values = np.array([pair.split(":") for pair in pairs], dtype=np.int64).reshape(-1, 2)
-                if int(size) != len(values):
-                    raise ValueError(f"says {size} words, has {len(values)}")
-                if len(values) and (values.min() < 0 or values[:, 0].max() >= len(words)):
-                    raise ValueError("a word or a count is out of range")
-            except ValueError as error:
-                raise InputError(f"{place / 'ap.dat'}:{number}: not a document of LDA-C ({error})") from None
-            columns.append(values[:, 0])
-            counts.append(values[:, 1])
-            starts.append(starts[-1] + len(values))
+    for number, line in enumerate(lines, start=1):
+        try:
+            size, *pairs = line.split()
+            values = np.array([pair.split(":") for pair in pairs], dtype=np.int64).reshape(-1, 2)
+            if int(size) != len(values):
+                raise ValueError(f"says {size} words, has {len(values)}")
+            if len(values) and (values.min() < 0 or values[:, 0].max() >= len(words)):
+                raise ValueError("a word or a count is out of range")
+        except ValueError as error:
+            raise InputError(f"{place / 'ap.dat'}:{number}: not a document of LDA-C ({error})") from None
+        columns.append(values[:, 0])
+        counts.append(values[:, 1])
+        starts.append(starts[-1] + len(values))
     data = np.concatenate(counts).astype(float), np.concatenate(columns), np.array(starts)
     return scipy.sparse.csr_array(data, shape=(len(starts) - 1, len(words))), words
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text ({error})") from None

@@ -41,7 +41,7 @@ class Kernel:
 
     def between(self, params: Params, X: Array, Z: Array) -> Array:
         """k between every row of X and every row of Z, where rows that are equal are the same input."""
-        own = self.diagonal(params, Z) - jnp.diag(self.cross(params, Z, Z))
+        own = self.diagonal(params, Z) - jax.vmap(lambda z: self.cross(params, z[None], z[None])[0, 0])(Z)
         return self.cross(params, X, Z) + own * jnp.all(X[:, None] == Z, axis=-1)
 
     def __add__(self, other: "Kernel") -> "Kernel":

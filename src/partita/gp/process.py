@@ -1,5 +1,6 @@
 """A sparse Gaussian process as a model of the loop: pseudo-points stay where they are, hyperparameters too."""
 
+import dataclasses
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from partita.expectations import hermite
 from partita.families import Family, Gaussian
 from partita.gp.collapsed import cholesky
 from partita.gp.kernels import Kernel
-from partita.gp.likelihoods import Likelihood
+from partita.gp.likelihoods import Likelihood, named
 from partita.models import AbstractModel, Hyper
 from partita.models.base import Rows
 from partita.runtime import Array, on_host, precision
@@ -38,26 +39,25 @@ class SparseProcess(AbstractModel):
 
     Args:
         points: inputs, one row each.
-        kernel, likelihood: of `pt.gp`, with parameters at their starting values.
+        kernel, likelihood: of `pt.gp`, with parameters at their starting values; a likelihood also by name.
         power: of the likelihood, from 0 to 1; solvers that match moments need their own power here.
     """
 
-    points: np.ndarray
+    points: np.ndarray = eqx.field(converter=lambda points: as_numbers(None, "points", points, np.dtype(np.float64)))
     kernel: Kernel = eqx.field(static=True)
-    likelihood: Likelihood = eqx.field(static=True)
+    likelihood: Likelihood = eqx.field(static=True, converter=named)
     power: float = eqx.field(static=True, default=0.0)
 
     projected: ClassVar[bool] = True
 
-    def __init__(self, points: Any, kernel: Kernel, likelihood: Likelihood, power: float = 0.0):
-        self.points = as_numbers(None, "points", points, np.dtype(np.float64))
-        if self.points.ndim != 2 or not self.points.size:
-            raise InputError(f"points: expected rows of inputs, got shape {self.points.shape}")
-        check_not_negative("SparseProcess: ", power=power)
-        if power > 1:
-            raise InputError(f"power: expected 0 to 1, got {power}")
-        self.kernel, self.likelihood, self.power = kernel, likelihood, float(power)
-        self.given_prior = None
+    def __check_init__(self) -> None:
+        if self.points.ndim != 2 or not self.points.size or not np.all(np.isfinite(self.points)):
+            raise InputError(f"points: expected finite rows of inputs, got shape {self.points.shape}")
+        if not isinstance(self.kernel, Kernel):
+            raise InputError("kernel: expected one of pt.gp.kernels, such as SquaredExponential()")
+        check_not_negative("SparseProcess: ", power=self.power)
+        if self.power > 1:
+            raise InputError(f"power: expected 0 to 1, got {self.power}")
 
     @property
     def closed_form(self) -> bool:  # type: ignore[override]
@@ -72,7 +72,7 @@ class SparseProcess(AbstractModel):
         return {name: float(value) for name, value in self.likelihood.initial().items()}
 
     def with_hyper(self, hyper: Hyper) -> "SparseProcess":
-        return SparseProcess(self.points, self.kernel, type(self.likelihood)(**hyper), self.power)
+        return dataclasses.replace(self, likelihood=dataclasses.replace(self.likelihood, **hyper))
 
     def natural_prior(self, hyper: Hyper) -> Family:
         size = len(self.points)
@@ -87,7 +87,10 @@ class SparseProcess(AbstractModel):
             raise ShardError(site, "y", f"expected one target per row, got shape {y.shape}")
         V, left = self.seen(raw[0], site)
         check_rows(site, {"X": V, "y": y})
-        self.likelihood.check(y)
+        try:
+            self.likelihood.check(y)
+        except InputError as error:
+            raise ShardError(site, "y", str(error).removeprefix("y: ")) from None
         weights = check_weights(site, raw[2] if len(raw) == 3 else None, len(y), self.dtype)
         return make_shard(Rows(V, np.column_stack([y, left])), weights)
 
@@ -97,8 +100,12 @@ class SparseProcess(AbstractModel):
         features = self.points.shape[1]
         if rows.ndim != 2 or rows.shape[1] != features:
             raise ShardError(site, "X", f"expected {features} features per row, got shape {rows.shape}")
+        check_rows(site, {"X": rows})
         with precision(self.dtype):
-            return on_host(_seen(self.kernel, self.points, rows))
+            V, left = on_host(_seen(self.kernel, self.points, rows))
+        if not np.all(np.isfinite(V)):
+            raise InputError("points: their covariance cannot be factorised: some are almost the same")
+        return V, left
 
     def latent(self, posterior: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f(x) for every row."""

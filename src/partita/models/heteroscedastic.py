@@ -1,5 +1,6 @@
 """Linear regression whose noise depends on the inputs too."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ class HeteroscedasticRegression(LinearPredictor):
     """y = xᵀβ + noise of variance exp(xᵀγ): means and log variances are both linear.
 
     The posterior is a full Gaussian over θ = (β, γ), each with its intercept last. E[log p(y | θ)] is known in closed
-    form, because exp(-xᵀγ) tilts a Gaussian into another. Predictions are of the mean.
+    form, because exp(-xᵀγ) tilts a Gaussian into another. Predictions are of the mean; their deviations include noise.
 
     Args:
         spread_scale: standard deviation of the prior of γ; that of β is `prior_scale`.
@@ -45,6 +46,17 @@ class HeteroscedasticRegression(LinearPredictor):
     def predictors(self, params: Array, X: Array) -> Array:
         """xᵀβ."""
         return X @ params[: self.columns]
+
+    def draws(self, q: Any, X: Array) -> Callable[[Array], Array]:
+        """E[xᵀβ], whatever is drawn: nothing else of it is predicted."""
+        return lambda key: self.predictors(q.location, X)
+
+    def predictive_variance(self, q: Any, X: Array) -> Array:
+        """Of new observations: of xᵀβ, and E[exp(xᵀγ)]."""
+        nothing = jnp.zeros_like(X)
+        _, v = q.project(jnp.concatenate([X, nothing], axis=1))
+        log_variance, spread = q.project(jnp.concatenate([nothing, X], axis=1))
+        return v + jnp.exp(log_variance + 0.5 * spread)
 
     def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
         log_variance = data.X @ params[self.columns :]

@@ -58,4 +58,6 @@ class BayesianGradient(Solver):
 
 def _scale(cavity_precision: Array, curvature: Array, precision: Array) -> Array:
     half = 0.5 * curvature / jnp.sqrt(precision) / cavity_precision
-    return jnp.sqrt(1 / cavity_precision + half**2) - half
+    root = jnp.sqrt(1 / cavity_precision + half**2)
+    # The same number, without a difference of two large ones.
+    return jnp.where(half > 0, 1 / cavity_precision / (root + half), root - half)

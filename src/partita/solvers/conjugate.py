@@ -11,10 +11,12 @@ from partita.free_energy import LocalProblem
 from partita.runtime import Array
 from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite, relative_change
 
-HALVINGS = 30
+HALVINGS = 120
 # The share of the gain that the slope promises which a step has to bring (Armijo, 1966).
 SUFFICIENT = 1e-4
 LARGEST_STEP = 16.0
+# A free energy is not known better than this many times the machine's precision, relative to its size.
+ROUNDING = 1e5
 
 
 class _State(NamedTuple):
@@ -68,15 +70,19 @@ class ConjugateGradient(Solver):
         slope = inner(direction, seen)
         uphill = slope > 0
         direction = jax.tree.map(lambda a, b: jnp.where(uphill, a, b), direction, gradient)
-        slope = jnp.where(uphill, slope, square)
+        slope = jnp.asarray(jnp.where(uphill, slope, square))
         step_size, possible = self._searched(problem, q, direction, slope, value, state.step_size, key)
         finite = all_finite((value, gradient))
         good = finite & possible
         moved = jax.tree.map(lambda t, d: jnp.where(good, t + step_size * d, t), state.factor, direction)
         settled = relative_change(moved, state.factor) <= self.tolerance
+        # Where no step brings enough there is nothing left to gain, or the search went wrong.
+        now = value - q.kl(problem.cavity)
+        exhausted = slope <= ROUNDING * jnp.finfo(now.dtype).eps * (1 + jnp.abs(now))
+        stuck = jnp.where(exhausted, Outcome.CONVERGED, Outcome.HELD_BACK)
         outcome = jnp.where(
             finite,
-            jnp.where(possible, jnp.where(settled, Outcome.CONVERGED, Outcome.STEPS_DONE), Outcome.CONVERGED),
+            jnp.where(possible, jnp.where(settled, Outcome.CONVERGED, Outcome.STEPS_DONE), stuck),
             Outcome.NOT_FINITE,
         )
         return _State(
@@ -93,13 +99,14 @@ class ConjugateGradient(Solver):
     def _searched(
         self, problem: LocalProblem, q: Family, direction: Family, slope: Array, value: Array, first: Array, key: Array
     ) -> tuple[Array, Array]:
-        """The first of ρ, ρ/2, ρ/4, … that brings enough, and whether there was one: else nothing more is to gain."""
+        """The first of ρ, ρ/2, ρ/4, … that is proper and brings enough, and whether there was one."""
         now = value - q.kl(problem.cavity)
 
         def too_long(carry: tuple[Array, Array]) -> Array:
             step_size, halvings = carry
-            there = problem.free_energy(q * direction**step_size, key)
-            return ~(there >= now + SUFFICIENT * step_size * slope) & (halvings < HALVINGS)
+            moved = jax.tree.map(lambda a, d: a + step_size * d, q, direction)
+            enough = problem.free_energy(moved, key) >= now + SUFFICIENT * step_size * slope
+            return ~(moved.is_proper() & enough) & (halvings < HALVINGS)
 
         def halved(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             return 0.5 * carry[0], carry[1] + 1

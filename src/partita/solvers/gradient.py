@@ -31,7 +31,8 @@ class Gradient(Solver):
 
     With a `power` α between 0 and 1 the α-divergence to the tilted distribution is minimised instead of KL, which is
     its limit at 0: then fixed points are those of power EP (Minka, 2004). Where a shard is more than one row of a model
-    with a linear predictor, that takes `draws` of the posterior.
+    with a linear predictor, that takes `draws` of the posterior. The free energy in a run's history is still the
+    variational one, which these steps need not raise.
     """
 
     optimiser: str | optax.GradientTransformation = eqx.field(static=True, default="adam")
@@ -56,12 +57,14 @@ class Gradient(Solver):
         check_positive("Gradient: ", learning_rate=self.learning_rate)
         check_not_negative("Gradient: ", tolerance=self.tolerance, power=self.power)
         check_count("Gradient: ", draws=self.draws)
+        if self.power > 0 and self.batch_size is not None:
+            raise InputError("Gradient: a power needs the whole shard: leave batch_size out")
         if self.power >= 1:
             raise InputError("Gradient: power: expected less than 1; MomentMatching takes 1")
 
     @property
     def stochastic(self) -> bool:
-        return self.batch_size is not None
+        return self.batch_size is not None or self.power > 0
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
@@ -122,6 +125,8 @@ def natural_means(optimiser: optax.GradientTransformation) -> optax.GradientTran
     """
 
     def scaled(updates: Any, params: Any) -> Any:
+        if len(params) != 2:
+            raise InputError('natural_means: needs a diagonal Gaussian: posterior="mean-field"')
         (location, log_scale), (_, scales) = updates, params
         return jax.tree.map(lambda g, s: g * jnp.exp(2 * s), location, scales), log_scale
 

@@ -35,7 +35,8 @@ class MomentMatching(Solver):
 
     With `each_row`, for a model with one linear predictor and a full Gaussian, every row of a shard has a factor of its
     own while a refinement lasts, all are moved at once by `share` of the way, and the site's factor is their product:
-    `steps` sweeps of parallel EP, each as dear as one factorisation.
+    `steps` sweeps of parallel EP, each as dear as one factorisation, that begin anew in every refinement; the free
+    energy is then the variational one.
 
     The free energy in a run's history is then power EP's estimate of the log evidence, which is no bound, and which
     damping should not rely on: give a number (`damping=0.5`), or 1 where sites take turns.
@@ -51,6 +52,8 @@ class MomentMatching(Solver):
     def __check_init__(self) -> None:
         check_share("MomentMatching: ", power=self.power, share=self.share)
         check_count("MomentMatching: ", steps=self.steps, points=self.points, draws=self.draws)
+        if self.each_row and self.steps < 2:
+            raise InputError("MomentMatching: steps: each_row begins from nothing: give some 20 sweeps")
 
     @property
     def stochastic(self) -> bool:
@@ -60,7 +63,7 @@ class MomentMatching(Solver):
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
         if self.each_row:
-            return self._swept(problem, posterior)
+            return self._swept(problem, posterior, key)
 
         def step(number: Array, state: _State) -> _State:
             value, matched = self._matched(problem, state, jax.random.fold_in(key, number))
@@ -119,7 +122,7 @@ class MomentMatching(Solver):
             spread = jnp.maximum(share @ (f - centre) ** 2, TINY)
         return log_z, centre, spread
 
-    def _swept(self, problem: LocalProblem, posterior: Family) -> tuple[Family, SolverInfo]:
+    def _swept(self, problem: LocalProblem, posterior: Family, key: Array) -> tuple[Family, SolverInfo]:
         """Parallel EP over the rows of a shard: sites exp(g f - h f² / 2) over their predictors."""
         model, (X, y), weights = problem.model, problem.shard.data, problem.shard.weights
         if not (model.projected and model.outputs == 1 and isinstance(posterior, Gaussian)):
@@ -149,10 +152,12 @@ class MomentMatching(Solver):
         nothing = jnp.zeros(len(weights), posterior.dtype)
         g, h = jax.lax.fori_loop(0, self.steps, sweep, (nothing, nothing))
         refined = with_sites(g, h)
-        good = refined.is_proper() & all_finite(refined)
+        finite = all_finite(refined)
+        good = refined.is_proper() & finite
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, posterior)
-        value = problem.expected_log_prob(posterior, jax.random.key(0))
-        outcome = jnp.where(good, Outcome.STEPS_DONE, Outcome.HELD_BACK)
+        view = posterior.mean() if problem.expectation.of_mean else posterior
+        value = problem.expected_log_prob(view, key)
+        outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
         return kept, SolverInfo(value, jnp.asarray(self.steps), outcome)
 
     def _weighted(self, problem: LocalProblem, state: _State, key: Array) -> tuple[Array, Family]:
