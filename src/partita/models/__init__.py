@@ -1,6 +1,7 @@
 """Models: prior × likelihood."""
 
 from partita.models.base import AbstractModel, Hyper, Model, Predictor, Weighted, check_like, prior_of
+from partita.models.factors import FactorAnalysis
 from partita.models.heteroscedastic import HeteroscedasticRegression
 from partita.models.linear import (
     LinearRegression,
@@ -26,6 +27,7 @@ REGISTRY: dict[str, type[AbstractModel]] = {
 __all__ = [
     "REGISTRY",
     "AbstractModel",
+    "FactorAnalysis",
     "GaussianMixture",
     "HeteroscedasticRegression",
     "Hyper",
