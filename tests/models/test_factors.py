@@ -45,7 +45,7 @@ def test_sites_in_turn_end_where_all_rows_together_do(batch):
     parts = [ROWS[i::3] for i in range(3)]
     bounds = [row["free_energy"] for row in batch.history if row["free_energy"] is not None]
     assert np.all(np.diff(bounds) > -1e-8)
-    apart = fitted(parts, 300)
+    apart = fitted(parts, 150)
     assert apart.log_evidence == pytest.approx(batch.log_evidence, abs=1e-3)
     assert evidence(MODEL, parts, batch.posterior) == pytest.approx(batch.log_evidence, abs=1e-9)
 

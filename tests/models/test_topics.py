@@ -11,7 +11,7 @@ from sklearn.decomposition import LatentDirichletAllocation
 import partita as pt
 from partita.errors import InputError, ShardError
 from partita.families import Dirichlet
-from partita.models.topics import positive_digamma
+from partita.families.gamma import positive_digamma
 from partita.run import evidence
 from partita.schedules import Sequential
 

@@ -1,6 +1,7 @@
 """Models: prior × likelihood."""
 
 from partita.models.base import AbstractModel, Hyper, Model, Predictor, Weighted, check_like, prior_of
+from partita.models.counts import PoissonFactorisation
 from partita.models.factors import FactorAnalysis
 from partita.models.heteroscedastic import HeteroscedasticRegression
 from partita.models.linear import (
@@ -36,6 +37,7 @@ __all__ = [
     "LogisticRegression",
     "Model",
     "Network",
+    "PoissonFactorisation",
     "PoissonRegression",
     "Predictor",
     "ProbitRegression",

@@ -12,6 +12,7 @@ from jax.scipy.special import gammaln
 from partita.checks import check_count, check_positive
 from partita.errors import ShardError
 from partita.families import Dirichlet, Family
+from partita.families.gamma import positive_digamma
 from partita.models.base import AbstractModel, Hyper
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, make_shard, rounded
@@ -20,8 +21,6 @@ from partita.shards import Shard, make_shard, rounded
 AT_ONCE = 64
 # Below this, a likelihood counts as this.
 LEAST = 1e-30
-# How far the recurrence of ψ goes before its series is good.
-SHIFT = 8
 
 
 class Documents(NamedTuple):
@@ -182,15 +181,6 @@ def _table(expected_log: Array) -> Table:
 
 def _expected_logs(gamma: Array) -> Array:
     return positive_digamma(gamma) - positive_digamma(jnp.sum(gamma, axis=1, keepdims=True))
-
-
-def positive_digamma(x: Array) -> Array:
-    """ψ(x) for x > 0, by its recurrence and its asymptotic series: few plain operations, fast to run and to compile."""
-    below = sum(1 / (x + i) for i in range(SHIFT))
-    x = x + SHIFT
-    square = 1 / (x * x)
-    series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square * (1 / 132)))))
-    return jnp.log(x) - 0.5 / x - series - below
 
 
 def _cut(table: Table, data: Documents, function: Callable[[Array, Array], Array]) -> Array:

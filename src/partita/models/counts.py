@@ -1,0 +1,108 @@
+"""Poisson factorisation of counts: the weights of a row are found at its site."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+
+from partita.checks import check_count, check_positive
+from partita.errors import ShardError
+from partita.families import Family, Gamma
+from partita.families.gamma import positive_digamma
+from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.runtime import Array
+from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+
+# Below this, a rate counts as this.
+LEAST = 1e-30
+
+
+class PoissonFactorisation(AbstractModel):
+    """x_nw ~ Poisson(Σ_k θ_nk β_kw), all weights gamma: counts as sums of a few non-negative patterns (Cemgil, 2009).
+
+    The patterns β are what is learnt, a posterior `Gamma` of shape (patterns, features). A row's weights θ have a gamma
+    posterior that never leaves its site; it is found by coordinate ascent in every evaluation. All patterns have the
+    same prior, so a run has to start elsewhere: `fit(model, shards, start=model.begin())`.
+
+    Args:
+        features, patterns: how many.
+        shape, rate: of the prior of patterns.
+        row_shape, row_rate: of the prior of a row's weights.
+        iterations, tolerance: of a row's coordinate ascent, which ends where weights change by less, relatively.
+    """
+
+    features: int
+    patterns: int
+    shape: float = 0.5
+    rate: float = 0.5
+    row_shape: float = 0.5
+    row_rate: float = 0.1
+    iterations: int = 200
+    tolerance: float = 1e-6
+
+    closed_form: ClassVar[bool] = True
+    conjugate: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        words = "PoissonFactorisation: "
+        check_count(words, features=self.features, patterns=self.patterns, iterations=self.iterations)
+        names = ("shape", "rate", "row_shape", "row_rate", "tolerance")
+        check_positive(words, **{name: getattr(self, name) for name in names})
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        size = (self.patterns, self.features)
+        return Gamma.from_shape_rate(np.full(size, self.shape), np.full(size, self.rate))
+
+    def begin(self, seed: int = 0) -> Family:
+        """A place to start from: patterns that differ at random."""
+        drawn = np.random.default_rng(seed).gamma(10.0, 0.1, (self.patterns, self.features))
+        return Gamma.from_shape_rate(10.0 * drawn, np.full_like(drawn, 10.0))
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        """From an array of counts, or `Weighted` ones."""
+        rows, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
+        X = as_numbers(site, "data", rows, self.dtype)
+        if X.ndim != 2 or X.shape[1] != self.features:
+            raise ShardError(site, "data", f"expected rows of {self.features} counts, got shape {X.shape}")
+        check_rows(site, {"data": X})
+        if np.any(X < 0) or np.any(np.floor(X) != X):
+            raise ShardError(site, "data", "counts must be whole numbers of at least 0")
+        return make_shard(X, check_weights(site, weights, len(X), self.dtype))
+
+    def weights(self, mean: Any, X: Array) -> tuple[Array, Array]:
+        """Shapes and rates of the posteriors of weights, for every row."""
+        likely = jnp.exp(mean.expected_log)
+        rate = self.row_rate - jnp.sum(mean.minus_expected, axis=1)
+
+        def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            number, shape, _ = carry
+            size = jnp.exp(positive_digamma(shape) - jnp.log(rate))
+            new = self.row_shape + size * ((X / jnp.maximum(size @ likely, LEAST)) @ likely.T)
+            return number + 1, new, jnp.max(jnp.abs(new - shape) / (shape + new))
+
+        def again(carry: tuple[Array, Array, Array]) -> Array:
+            return (carry[0] < self.iterations) & (carry[2] > self.tolerance)
+
+        even = self.row_shape + jnp.sum(X, axis=1, keepdims=True) / self.patterns
+        start = jnp.broadcast_to(even, (len(X), self.patterns))
+        first = (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, X.dtype))
+        return jax.lax.while_loop(again, step, first)[1], rate
+
+    def expected_log_prob(self, mean: Any, data: Array, hyper: Hyper) -> Array:
+        """A bound for each row, with the best weights; gradients pass by how these were found."""
+        shape, rate = jax.lax.stop_gradient(self.weights(mean, data))
+        expected, expected_log = shape / rate, positive_digamma(shape) - jnp.log(rate)
+        rates = jnp.maximum(jnp.exp(expected_log) @ jnp.exp(mean.expected_log), LEAST)
+        seen = jnp.sum(data * jnp.log(rates) - gammaln(data + 1), axis=1) + expected @ jnp.sum(
+            mean.minus_expected, axis=1
+        )
+        a, b = self.row_shape, self.row_rate
+        gained = (a - shape) * expected_log + (rate - b) * expected + gammaln(shape) - shape * jnp.log(rate)
+        constant = a * np.log(b) - gammaln(jnp.asarray(a, data.dtype))
+        return seen + jnp.sum(gained + constant, axis=1)
+
+    def log_prob(self, params: Any, data: Array, hyper: Hyper) -> Array:
+        """The same bound for patterns that are known."""
+        return self.expected_log_prob(Gamma.Mean(jnp.log(params), -params), data, hyper)
