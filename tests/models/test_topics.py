@@ -13,7 +13,6 @@ from partita.errors import InputError, ShardError
 from partita.families import Dirichlet
 from partita.families.gamma import positive_digamma
 from partita.run import evidence
-from partita.schedules import Sequential
 
 COUNTS = load_digits().data[:120]
 MODEL = pt.models.LatentDirichletAllocation(
@@ -51,16 +50,6 @@ def test_incremental_inference_never_loses_and_ends_no_worse_than_batch():
     assert np.all(np.diff(bounds) > 0)
     batch = pt.fit(MODEL, [COUNTS], start=MODEL.begin(), **settings(12))
     assert bounds[-1] > batch.log_evidence
-
-
-def test_a_common_start_is_better_than_one_after_the_other():
-    """The first site alone would say where topics are."""
-    parts = [COUNTS[i::8] for i in range(8)]
-    ends = [
-        pt.fit(MODEL, parts, start=MODEL.begin(), **{**settings(6), "schedule": Sequential(6, together=together)})
-        for together in (True, False)
-    ]
-    assert ends[0].log_evidence > ends[1].log_evidence
 
 
 def test_digamma_of_positive_numbers():

@@ -125,20 +125,6 @@ def test_the_clutter_problem():
     assert_allclose(energy(result), evidence, atol=0.1)
 
 
-@pytest.mark.parametrize("posterior", ["mean-field"])
-def test_small_powers_are_fixed_points_to_first_order(posterior):
-    """The paper's Property: halving α halves the distance to what `FixedPoint` gives."""
-    model = pt.models.ProbitRegression(2, intercept=False, posterior=posterior)
-    limit = run(model, ROWS, FixedPoint()).posterior
-    gaps = []
-    for power in (0.04, 0.02, 0.01):
-        q = run(model, ROWS, MomentMatching(power)).posterior
-        gaps.append(np.concatenate([q.location - limit.location, q.scale - limit.scale]))
-    assert np.max(np.abs(gaps[0])) > 1e-5
-    assert_allclose(gaps[0] / gaps[1], 2, rtol=0.1)
-    assert_allclose(gaps[1] / gaps[2], 2, rtol=0.05)
-
-
 def test_weighted_draws_agree_with_quadrature():
     """Where a site has several rows, or a family no quadrature."""
     halves = [(X[:6], Y[:6]), (X[6:], Y[6:])]

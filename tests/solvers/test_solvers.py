@@ -221,20 +221,6 @@ def test_local_optimisation_and_fixed_points_agree_over_three_sites():
         assert_allclose(q.covariance, optimum("full").covariance, atol=1e-5)
 
 
-def test_conjugate_directions_need_fewer_steps_where_components_overlap():
-    """A mixture whose responsibilities are vague: whole steps creep."""
-    generator = np.random.default_rng(0)
-    rows = np.concatenate([generator.normal(-0.8, 1, (60, 1)), generator.normal(0.8, 1, (60, 1))])
-    model = pt.models.GaussianMixture(2, 1)
-    settings = {"schedule": OnePass(), "damping": 1.0, "start": model.begin(rows)}
-    plain, long = (
-        pt.fit(model, [rows], solver=FixedPoint(step_size=1.0, steps=steps), **settings).log_evidence
-        for steps in (15, 150)
-    )
-    better = pt.fit(model, [rows], solver=ConjugateGradient(steps=15), **settings).log_evidence
-    assert long - better < 0.1 * (long - plain)
-
-
 def test_conjugate_directions_stay_proper():
     """Log gamma functions are finite where a Dirichlet is not a density: a search by the bound alone would go there."""
     counts = np.random.default_rng(0).poisson(1.0, (6, 8)).astype(float)
