@@ -125,7 +125,7 @@ def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
         state = (gp.first_sites(step.batch), np.ones(()))
         for _ in range(30):
             state = improve(state)
-        best = float(gp.free_energy(params, step, state[0])[0])
+        best = float(jax.jit(lambda sites: gp.free_energy(params, step, sites)[0])(state[0]))
         factor, own = gp.absorbed(params, step, state[0])
         mean, covariance = gp.predicted_jointly(params, factor, points, jitter)
         free = frozen.Free(model.location_, model.location_, own.shift[0], np.linalg.cholesky(own.precision[0]))

@@ -34,7 +34,7 @@ def test_memory_does_not_grow_with_rounds(many):
         return peak
 
     peak(2)
-    assert peak(40) < 1.2 * peak(4)
+    assert peak(16) < 1.2 * peak(4)
 
 
 def test_a_history_row_has_as_many_entries_for_three_hundred_sites_as_for_two(many):
