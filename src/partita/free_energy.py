@@ -1,5 +1,6 @@
 """The paper's objectives: the local problem that a site solves, and what adds up to the evidence."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -57,7 +58,7 @@ class LocalProblem(eqx.Module):
             overlap = between.log_partition() - power * self.cavity.log_partition() - (1 - power) * q.log_partition()
             m, v = between.project(self.shard.data.X)
             nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
-            logs = power * self.row_log_prob(m[0] + jnp.sqrt(jnp.maximum(v[0], TINY)) * nodes)
+            logs = power * self.row_log_prob(0)(m[0] + jnp.sqrt(jnp.maximum(v[0], TINY)) * nodes)
             return (overlap + jax.nn.logsumexp(logs, b=weights)) / power
         params = q.sample(key, (draws,))
 
@@ -74,10 +75,10 @@ class LocalProblem(eqx.Module):
         """Whether the likelihood is a function of one number xᵀθ."""
         return self.model.projected and self.model.outputs == 1 and self.shard.capacity == 1
 
-    def row_log_prob(self, f: Array) -> Array:
-        """log p(y_m | f) at values of that number."""
-        y, weight = self.shard.data.y[0], self.shard.weights[0]
-        return jax.vmap(lambda one: weight * self.model.pointwise(one, y, self.hyper))(f)
+    def row_log_prob(self, row: int | Array) -> Callable[[Array], Array]:
+        """log p(y | f) of one row, at values of its predictor."""
+        y, weight = self.shard.data.y[row], self.shard.weights[row]
+        return jax.vmap(lambda f: weight * self.model.pointwise(f, y, self.hyper))
 
     def message(self, q: Family, key: Array) -> tuple[Array, Family]:
         """E_q[log p(y_m | θ)] and its gradient in the mean parameters of q (Property 4), or what stands for it.

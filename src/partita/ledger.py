@@ -226,18 +226,22 @@ class Ledger:
         old = self._own(sites)
         while share > np.finfo(float).eps:
             posterior = self.posterior * total**share
-            _write(self._factors, sites, old * changes**share)
+            self._store(sites, old * changes**share)
             cavities = self._cavities(sites, posterior)
             finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((posterior, cavities)))
             if finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
                 return share, posterior
             share /= 2
-        _write(self._factors, sites, old)
+        self._store(sites, old)
         return 0.0, self.posterior
 
     def _own(self, sites: Sequence[int]) -> Family:
         """Stacked factors."""
         return jax.tree.map(lambda a: a[list(sites)], self._factors)
+
+    def _store(self, sites: list[int], factors: Family) -> None:
+        for kept, new in zip(jax.tree.leaves(self._factors), jax.tree.leaves(factors), strict=True):
+            kept[sites] = new
 
     def _cavities(self, sites: Sequence[int], posterior: Family) -> Family:
         """Stacked cavities: by division, or where that cancels all digits, as products of all the others."""
@@ -301,13 +305,11 @@ class SharedLedger(Ledger):
         end = (self.posterior * total).cone()
         self._floor = larger(self._floor, rounding_floor(end))
         share = admissible_share(self.posterior.cone(), end, self._floor)
-        while share > np.finfo(float).eps:
-            posterior = self.posterior * total**share
-            if is_surely_inside(posterior.cone()) and all(np.all(np.isfinite(a)) for a in jax.tree.leaves(posterior)):
-                self.posterior = posterior
-                return share
-            share /= 2
-        return 0.0
+        share, self.posterior = self._verified(sites, changes, total, share)
+        return share
+
+    def _store(self, sites: list[int], factors: Family) -> None:
+        """Nothing: the posterior says it all."""
 
 
 def _repeated(density: Family, number: int) -> Family:
@@ -329,11 +331,6 @@ def _rows(stack: Family) -> list[Family]:
     """Each row of a stack as a density of its own."""
     leaves, structure = jax.tree.flatten(stack)
     return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
-
-
-def _write(stack: Family, sites: list[int], rows: Family) -> None:
-    for kept, new in zip(jax.tree.leaves(stack), jax.tree.leaves(rows), strict=True):
-        kept[sites] = new
 
 
 def _sums_of_others(stack: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.expectations import hermite, normal_points
 from partita.families import Family, Gaussian, MeanField, NormalGamma
-from partita.models import AbstractModel, HeteroscedasticRegression, Hyper, LinearRegression, Predictor
+from partita.models import AbstractModel, Hyper, Predictor
 from partita.runtime import Array, on_host, precision
 from partita.shards import check_rows
 
@@ -27,21 +27,10 @@ def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: 
 
 
 def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any) -> np.ndarray:
-    """The standard deviation of a new observation, noise included, for linear and heteroscedastic regression."""
-    if isinstance(model, HeteroscedasticRegression):
-        with precision(model.dtype):
-            return np.sqrt(np.asarray(model.predictive_variance(posterior, _rows(model, X))))
-    if not isinstance(model, LinearRegression):
-        raise InputError(f"return_std: {type(model).__name__} has no normal predictive; use predict_proba or sample")
-    rows = _rows(model, X)
-    if isinstance(posterior, NormalGamma):
-        spread = np.sum(rows * np.linalg.solve(posterior.precision, rows.T).T, axis=1)
-        if posterior.shape <= 1:
-            return np.full(len(rows), np.inf)
-        return np.sqrt(posterior.rate / (posterior.shape - 1) * (1 + spread))
+    """The standard deviation of a new observation, noise included, where the model has one."""
+    predictor = _predictor(model)
     with precision(model.dtype):
-        variance = np.asarray(posterior.project(rows)[1])  # type: ignore[attr-defined]
-    return np.sqrt(variance + hyper["noise"] ** 2)
+        return np.sqrt(on_host(predictor.predictive_variance(posterior, _rows(predictor, X), hyper)))
 
 
 def _rows(model: Predictor, X: Any) -> np.ndarray:

@@ -52,10 +52,7 @@ class Comparison:
 
 def mixture() -> Problem:
     """Lengths of sepals and petals of irises, three components."""
-    from sklearn.datasets import load_iris
-
-    X = load_iris().data[:, [0, 2]]
-    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    X = _irises((0, 2))
     X = X[np.random.default_rng(0).permutation(len(X))]
     model = GaussianMixture(2, 2, concentration=0.5, strength=0.7, degrees=6.0, scale=1.5)
     return Problem(model, X, model.begin(X))
@@ -75,6 +72,21 @@ def _tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]
     X, y = load_breast_cancer(return_X_y=True)
     X = X[:rows, list(columns)]
     return (X - X.mean(axis=0)) / X.std(axis=0), y[:rows].astype(float)
+
+
+def _diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_diabetes
+
+    X, y = load_diabetes(return_X_y=True)
+    X = X[:, list(columns)]
+    return X / X.std(axis=0), (y - y.mean()) / y.std()
+
+
+def _irises(columns: Sequence[int]) -> np.ndarray:
+    from sklearn.datasets import load_iris
+
+    X = load_iris().data[:, list(columns)]
+    return (X - X.mean(axis=0)) / X.std(axis=0)
 
 
 def logistic() -> Problem:
@@ -98,19 +110,12 @@ def probit() -> Problem:
 
 def regression() -> Problem:
     """Diabetes, ten features."""
-    from sklearn.datasets import load_diabetes
-
-    X, y = load_diabetes(return_X_y=True)
-    return Problem(LinearRegression(10, noise=0.7), (X / X.std(axis=0), (y - y.mean()) / y.std()))
+    return Problem(LinearRegression(10, noise=0.7), _diabetes(range(10)))
 
 
 def heteroscedastic() -> Problem:
     """Diabetes from two measurements, whose noise may depend on them."""
-    from sklearn.datasets import load_diabetes
-
-    X, y = load_diabetes(return_X_y=True)
-    X, y = X[:, [2, 8]] / X[:, [2, 8]].std(axis=0), (y - y.mean()) / y.std()
-    return Problem(HeteroscedasticRegression(2, intercept_scale=2.0), (X, y))
+    return Problem(HeteroscedasticRegression(2, intercept_scale=2.0), _diabetes((2, 8)))
 
 
 def cities() -> Problem:
@@ -137,10 +142,7 @@ def cities() -> Problem:
 
 def process() -> Problem:
     """Diabetes from two measurements, a function seen at twenty points."""
-    from sklearn.datasets import load_diabetes
-
-    X, y = load_diabetes(return_X_y=True)
-    X, y = X[:, [2, 8]] / X[:, [2, 8]].std(axis=0), (y - y.mean()) / y.std()
+    X, y = _diabetes((2, 8))
     points = X[np.random.default_rng(0).choice(len(X), 20, replace=False)]
     return Problem(SparseProcess(points, kernels.SquaredExponential(1.0, 1.5), likelihoods.Normal(0.75)), (X, y))
 
@@ -160,10 +162,8 @@ def process_means() -> Problem:
 def factor_analysis() -> Problem:
     """Irises from two latent numbers each, through a small network: non-linear factor analysis."""
     import jax.numpy as jnp
-    from sklearn.datasets import load_iris
 
-    X = load_iris().data
-    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    X = _irises(range(4))
     shapes = {"latent": (len(X), 2), "first": (2, 6), "bias": (6,), "second": (6, 4), "level": (4,)}
 
     def log_prob(params: Any, rows: Any) -> Any:
@@ -181,10 +181,8 @@ def factor_analysis() -> Problem:
 def unknown_noise() -> Problem:
     """Diabetes from four measurements, with a noise of unknown size: σ = exp(z), z ~ N(0, 1)."""
     import jax.numpy as jnp
-    from sklearn.datasets import load_diabetes
 
-    X, y = load_diabetes(return_X_y=True)
-    X, y = X[:, 2:6] / X[:, 2:6].std(axis=0), (y - y.mean()) / y.std()
+    X, y = _diabetes(range(2, 6))
 
     def log_prob(params: Any, rows: Any) -> Any:
         X, y = rows

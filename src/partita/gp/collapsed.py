@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from partita.gp.whitened import cholesky, log_partition, solved
 from partita.runtime import Array
 
 
@@ -35,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Half(NamedTuple):
-    """A factor of the precision of v, and that factor's inverse times the shift, [outputs, points]."""
+    """A factor of the precision of v, [1, points, points], and its inverse times the shift, for each output."""
 
     L: Array
     solved: Array
@@ -66,19 +67,18 @@ def collapsed(relative: bool, seen: Seen) -> Array:
 
 def _forward(relative: bool, seen: Seen) -> tuple[Array, Kept]:
     outputs = len(seen.shift)
-    eye = jnp.eye(len(seen.K), dtype=seen.K.dtype)
     L = cholesky(seen.K)
     V = solve_triangular(L, seen.rows, lower=True)
     V_old = L.T if seen.old is None else solve_triangular(L, seen.old, lower=True)
     P = V_old @ seen.precision @ V_old.T
     D = (V * seen.h) @ V.T
     shift, Vg = seen.shift @ V_old.T, seen.g @ V.T
-    after = _half(eye + P + D, shift + Vg)
+    after = Half(*solved((P + D)[None], shift + Vg))
     determined = jnp.trace(D) if seen.old is None else jnp.trace(D + P)
-    value = _log_partition(after) + 0.5 * outputs * determined
-    before = _half(eye + P, shift) if relative else None
+    value = log_partition(*after) + 0.5 * outputs * determined
+    before = Half(*solved(P[None], shift)) if relative else None
     if before is not None:
-        value -= _log_partition(before)
+        value -= log_partition(*before)
     return value, Kept(seen, L, V, V_old, P, D, Vg, before, after)
 
 
@@ -123,25 +123,8 @@ def _backward(relative: bool, kept: Kept, upstream: Array) -> tuple[Seen]:
 collapsed.defvjp(_forward, _backward)
 
 
-def cholesky(K: Array) -> Array:
-    """Of a symmetric matrix; NaN where it is not positive definite."""
-    return jax.lax.linalg.cholesky(K, symmetrize_input=False)
-
-
-def log_diagonal(L: Array) -> Array:
-    """The sum of the logarithms of the diagonal, or of several."""
-    return jnp.sum(jnp.log(jnp.sum(L * jnp.eye(L.shape[-1], dtype=L.dtype), axis=-1)))
-
-
-def _half(B: Array, shift: Array) -> Half:
-    L = cholesky(B)
-    return Half(L, solve_triangular(L, shift.T, lower=True).T)
-
-
-def _log_partition(half: Half) -> Array:
-    return 0.5 * jnp.sum(half.solved**2) - len(half.solved) * log_diagonal(half.L)
-
-
 def _moments(half: Half) -> tuple[Array, Array]:
-    inverse = solve_triangular(half.L, jnp.eye(len(half.L), dtype=half.L.dtype), lower=True)
+    """Covariance, and means of all outputs."""
+    (L,) = half.L
+    inverse = solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True)
     return inverse.T @ inverse, half.solved @ inverse

@@ -13,15 +13,15 @@ from partita.checks import check_not_negative
 from partita.errors import InputError, ShardError
 from partita.expectations import hermite
 from partita.families import Family, Gaussian
-from partita.gp.collapsed import cholesky
 from partita.gp.kernels import Kernel
 from partita.gp.likelihoods import Likelihood, named
+from partita.gp.sparse import SparseGP
+from partita.gp.stream import JITTER
 from partita.models import AbstractModel, Hyper
 from partita.models.base import Rows
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
-JITTER = 1e-9
 # Of the quadrature over what the points leave open, which is narrower than the prior.
 POINTS = 20
 
@@ -102,7 +102,7 @@ class SparseProcess(AbstractModel):
             raise ShardError(site, "X", f"expected {features} features per row, got shape {rows.shape}")
         check_rows(site, {"X": rows})
         with precision(self.dtype):
-            V, left = on_host(_seen(self.kernel, self.points, rows))
+            V, left = on_host(_seen(SparseGP(self.kernel, self.likelihood), self.points, rows))
         if not np.all(np.isfinite(V)):
             raise InputError("points: their covariance cannot be factorised: some are almost the same")
         return V, left
@@ -116,17 +116,14 @@ class SparseProcess(AbstractModel):
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         target, left = y
+        if self.power == 0:
+            return self.likelihood.expected(hyper, f, left, target)
         if self.likelihood.exact:
-            noise = hyper["noise"] ** 2
-            wider = noise + self.power * left
-            lost = left / noise if self.power == 0 else jnp.log(wider / noise) / self.power
-            return self.likelihood.log_prob({"noise": jnp.sqrt(wider)}, f, target) + 0.5 * (
-                jnp.log(wider / noise) - lost
-            )
+            wider = hyper["noise"] ** 2 + self.power * left
+            lost = (1 / self.power - 1) * jnp.log(wider / hyper["noise"] ** 2)
+            return self.likelihood.log_prob({"noise": jnp.sqrt(wider)}, f, target) - 0.5 * lost
         nodes, weights = (jnp.asarray(a, f.dtype) for a in hermite(POINTS))
         values = self.likelihood.log_prob(hyper, f + jnp.sqrt(left) * nodes, target)
-        if self.power == 0:
-            return values @ weights
         return jax.nn.logsumexp(self.power * values, b=weights) / self.power
 
     def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
@@ -139,9 +136,10 @@ class SparseProcess(AbstractModel):
 
 
 @eqx.filter_jit
-def _seen(kernel: Kernel, points: Array, X: Array) -> tuple[Array, Array]:
-    params = kernel.initial(points.shape[1])
-    K = kernel.gram(params, points)
-    L = cholesky(K + JITTER * jnp.mean(jnp.diag(K)) * jnp.eye(len(K), dtype=K.dtype))
-    V = solve_triangular(L, kernel.between(params, points, X), lower=True)
-    return V.T, jnp.maximum(kernel.diagonal(params, X) - jnp.sum(V**2, axis=0), 0)
+def _seen(gp: SparseGP, points: Array, X: Array) -> tuple[Array, Array]:
+    params = gp.initial(points.shape[1])
+    kernel = gp.split(params)[0]
+    L = gp.cholesky(params, points, jnp.ones(len(points), points.dtype), jnp.asarray(JITTER, points.dtype))
+    # Rows that are points are the same inputs.
+    V = solve_triangular(L, gp.kernel.between(kernel, points, X), lower=True)
+    return V.T, jnp.maximum(gp.kernel.diagonal(kernel, X) - jnp.sum(V**2, axis=0), 0)

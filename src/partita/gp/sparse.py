@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from partita.gp.collapsed import Seen, cholesky, collapsed, log_diagonal
+from partita.gp.collapsed import Seen, collapsed
 from partita.gp.kernels import Kernel, Params
 from partita.gp.likelihoods import Likelihood
+from partita.gp.whitened import cholesky, for_each, log_partition, moments, solved, weighted
 from partita.runtime import Array
 
 
@@ -233,43 +234,9 @@ class SparseGP:
         return m, for_each(lambda W: W.T @ W, whole) + left
 
 
-def for_each(function: Callable[[Any], Any], parts: Any) -> Any:
-    """One after the other, because batched factorisations are slow on few cores; without a loop where there is one."""
-    if len(jax.tree.leaves(parts)[0]) == 1:
-        return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[0], parts)))
-    return jax.lax.map(function, parts)
-
-
 def weighed(batch: Batch, each: Array) -> Array:
     """The sum over rows, [outputs, rows], of which padding may be anything."""
     return jnp.sum(jnp.where(batch.weights > 0, batch.weights * each, 0))
-
-
-def weighted(V: Array, precision: Array) -> Array:
-    """V diag(precision) Vᵀ for each output."""
-    return for_each(lambda h: (V * h) @ V.T, precision)
-
-
-def solved(precision: Array, shift: Array) -> tuple[Array, Array]:
-    """The factors of I + precision, and what solves its half of the equations."""
-    eye = jnp.eye(precision.shape[-1], dtype=precision.dtype)
-    L_B = for_each(lambda part: cholesky(eye + part), precision)
-    if len(L_B) == 1:
-        return L_B, solve_triangular(L_B[0], shift.T, lower=True).T
-    return L_B, for_each(lambda pair: solve_triangular(pair[0], pair[1], lower=True), (L_B, shift))
-
-
-def log_partition(L_B: Array, half: Array) -> Array:
-    """log ∫ N(v; 0, I) t(v) dv, summed over outputs."""
-    logs = log_diagonal(L_B)
-    return 0.5 * jnp.sum(half**2) - logs * (len(half) / len(L_B))
-
-
-def moments(L_B: Array, half: Array, V: Array) -> tuple[Array, Array]:
-    """Mean [outputs, rows] and variance [outputs or 1, rows] of Vᵀ v."""
-    whole = for_each(lambda part: solve_triangular(part, V, lower=True), L_B)
-    m = half @ whole[0] if len(L_B) == 1 else jnp.einsum("oc,ocn->on", half, whole)
-    return m, jnp.sum(whole**2, axis=1)
 
 
 @eqx.filter_jit

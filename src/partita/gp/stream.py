@@ -15,7 +15,8 @@ from partita.checks import check_count, check_not_negative, check_positive
 from partita.errors import ImproperDensity, InputError
 from partita.families import Gaussian, MeanField
 from partita.families.gaussian import MeanFieldMoments
-from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Step, Whitened, for_each, greedy
+from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Step, Whitened, greedy
+from partita.gp.whitened import for_each
 from partita.ledger import Ledger, Update
 from partita.runtime import Array, on_host, precision
 from partita.shards import rounded

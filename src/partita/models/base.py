@@ -120,6 +120,10 @@ class Predictor(AbstractModel):
     def response(self, f: Array) -> Array:
         """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""
 
+    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+        """Of new observations, noise included; where these are numbers around a mean."""
+        raise InputError(f"return_std: {type(self).__name__} has no normal predictive; use predict_proba or sample")
+
     def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
         return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(self.predictors(params, data.X), data.y)
 
@@ -222,6 +226,16 @@ class Weighted(eqx.Module):
 
     data: Any
     weights: Any
+
+
+def shard_of_rows(model: AbstractModel, site: int, raw: Any, features: int, of: str = "numbers") -> Shard:
+    """From an array of rows with so many features, or `Weighted` ones; `of` what, for messages."""
+    rows, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
+    X = as_numbers(site, "data", rows, model.dtype)
+    if X.ndim != 2 or X.shape[1] != features:
+        raise ShardError(site, "data", f"expected rows of {features} {of}, got shape {X.shape}")
+    check_rows(site, {"data": X})
+    return make_shard(X, check_weights(site, weights, len(X), model.dtype))
 
 
 def _kept_dtype(array: Any, dtype: np.dtype) -> np.dtype:

@@ -11,9 +11,9 @@ from partita.checks import check_count, check_positive
 from partita.errors import ShardError
 from partita.families import Family, Gamma
 from partita.families.gamma import positive_digamma
-from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.models.base import AbstractModel, Hyper, shard_of_rows
 from partita.runtime import Array
-from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+from partita.shards import Shard
 
 # Below this, a rate counts as this.
 LEAST = 1e-30
@@ -62,14 +62,10 @@ class PoissonFactorisation(AbstractModel):
 
     def shard(self, site: int, raw: Any) -> Shard:
         """From an array of counts, or `Weighted` ones."""
-        rows, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
-        X = as_numbers(site, "data", rows, self.dtype)
-        if X.ndim != 2 or X.shape[1] != self.features:
-            raise ShardError(site, "data", f"expected rows of {self.features} counts, got shape {X.shape}")
-        check_rows(site, {"data": X})
-        if np.any(X < 0) or np.any(np.floor(X) != X):
+        shard = shard_of_rows(self, site, raw, self.features, "counts")
+        if np.any(shard.data < 0) or np.any(np.floor(shard.data) != shard.data):
             raise ShardError(site, "data", "counts must be whole numbers of at least 0")
-        return make_shard(X, check_weights(site, weights, len(X), self.dtype))
+        return shard
 
     def weights(self, mean: Any, X: Array) -> tuple[Array, Array]:
         """Shapes and rates of the posteriors of weights, for every row."""

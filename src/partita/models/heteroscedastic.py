@@ -51,7 +51,7 @@ class HeteroscedasticRegression(LinearPredictor):
         """E[xᵀβ], whatever is drawn: nothing else of it is predicted."""
         return lambda key: self.predictors(q.location, X)
 
-    def predictive_variance(self, q: Any, X: Array) -> Array:
+    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         """Of new observations: of xᵀβ, and E[exp(xᵀγ)]."""
         nothing = jnp.zeros_like(X)
         _, v = q.project(jnp.concatenate([X, nothing], axis=1))

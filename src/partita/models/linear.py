@@ -180,6 +180,12 @@ class LinearRegression(LinearPredictor):
         fit = y**2 * mean.minus_half_precision + y * (X @ mean.weighted_location) + square
         return 0.5 * (mean.expected_log - LOG_2PI) + fit
 
+    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+        if self.noise is not None:
+            return q.project(X)[1] + hyper["noise"] ** 2
+        spread = jnp.sum(X * jnp.linalg.solve(q.precision, X.T).T, axis=1)
+        return jnp.where(q.shape > 1, q.rate / (q.shape - 1) * (1 + spread), jnp.inf)
+
     def response(self, f: Array) -> Array:
         return f
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.checks import check_count, check_positive
-from partita.errors import InputError, ShardError
+from partita.errors import InputError
 from partita.families import Dirichlet, Family, Independent, NormalGamma, NormalWishart, Product
 from partita.families.gaussian import LOG_2PI
-from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.models.base import AbstractModel, Hyper, shard_of_rows
 from partita.runtime import Array, on_host, precision
-from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+from partita.shards import Shard
 
 COVARIANCES = ("full", "diagonal", "spherical")
 
@@ -79,12 +79,7 @@ class GaussianMixture(AbstractModel):
 
     def shard(self, site: int, raw: Any) -> Shard:
         """From an array of rows, or `Weighted` ones."""
-        rows, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
-        X = as_numbers(site, "data", rows, self.dtype)
-        if X.ndim != 2 or X.shape[1] != self.features:
-            raise ShardError(site, "data", f"expected rows of {self.features} numbers, got shape {X.shape}")
-        check_rows(site, {"data": X})
-        return make_shard(X, check_weights(site, weights, len(X), self.dtype))
+        return shard_of_rows(self, site, raw, self.features)
 
     def expected_log_joint(self, mean: Any, X: Array) -> Array:
         """E_q[log π_k + log N(x; μ_k, Λ_k⁻¹)] for each row and component."""

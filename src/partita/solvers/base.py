@@ -12,6 +12,11 @@ from partita.families import Family
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
 
+# How often a step is halved before it is given up.
+HALVINGS = 120
+# A free energy is not known better than this many times the machine's precision, relative to its size.
+ROUNDING = 1e5
+
 
 class Outcome(IntEnum):
     """Why a solver stopped."""
@@ -102,6 +107,11 @@ class Batches(eqx.Module):
 
         order = jax.lax.cond(within == 0, shuffled, lambda: order)
         return self.problem.on(shard.epoch_batch(order, within, size)), order
+
+
+def rounding(free_energy: Array) -> Array:
+    """How well a free energy is known: not better than this."""
+    return ROUNDING * jnp.finfo(free_energy.dtype).eps * (1 + jnp.abs(free_energy))
 
 
 def all_finite(tree: Any) -> Array:

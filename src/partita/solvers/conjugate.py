@@ -9,14 +9,11 @@ from partita.checks import check_count, check_not_negative
 from partita.families import Family, inner
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
-from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite, relative_change
+from partita.solvers.base import HALVINGS, Outcome, Solver, SolverInfo, all_finite, relative_change, rounding
 
-HALVINGS = 120
 # The share of the gain that the slope promises which a step has to bring (Armijo, 1966).
 SUFFICIENT = 1e-4
 LARGEST_STEP = 16.0
-# A free energy is not known better than this many times the machine's precision, relative to its size.
-ROUNDING = 1e5
 
 
 class _State(NamedTuple):
@@ -78,7 +75,7 @@ class ConjugateGradient(Solver):
         settled = relative_change(moved, state.factor) <= self.tolerance
         # Where no step brings enough there is nothing left to gain, or the search went wrong.
         now = value - q.kl(problem.cavity)
-        exhausted = slope <= ROUNDING * jnp.finfo(now.dtype).eps * (1 + jnp.abs(now))
+        exhausted = slope <= rounding(now)
         stuck = jnp.where(exhausted, Outcome.CONVERGED, Outcome.HELD_BACK)
         outcome = jnp.where(
             finite,

@@ -9,11 +9,8 @@ from partita.checks import check_count, check_not_negative, check_share
 from partita.families import Family
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
-from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite, relative_change
+from partita.solvers.base import HALVINGS, Outcome, Solver, SolverInfo, all_finite, relative_change, rounding
 
-HALVINGS = 120
-# A free energy is not known better than this many times the machine's precision, relative to its size.
-ROUNDING = 1e5
 # Where expectations overflow, from a wide prior say, any step looks like progress; one may still not go further.
 LARGEST_KL = 1e8
 
@@ -102,7 +99,7 @@ class FixedPoint(Solver):
         """The first of ρ, ρ/2, ρ/4, … that will do, and whether there was one."""
         anchor = local.cavity * state.factor
         now = value - state.posterior.kl(local.cavity)
-        target = now - ROUNDING * jnp.finfo(now.dtype).eps * (1 + jnp.abs(now))
+        target = now - rounding(now)
         searching = self.step_size == "auto" and not local.model.conjugate
 
         def will_do(step_size: Array) -> Array:

@@ -90,7 +90,7 @@ class MomentMatching(Solver):
         if not isinstance(q, Gaussian | MeanField):
             return self._weighted(problem, state, key)
         if problem.has_one_predictor:
-            return self._projected(state, problem.shard.data.X[0], problem.row_log_prob)
+            return self._projected(state, problem.shard.data.X[0], problem.row_log_prob(0))
         if jnp.shape(q.location) == (1,):
             return self._projected(state, jnp.ones(1, q.dtype), jax.vmap(lambda theta: problem.log_prob(theta[None])))
         return self._weighted(problem, state, key)
@@ -124,29 +124,25 @@ class MomentMatching(Solver):
 
     def _swept(self, problem: LocalProblem, posterior: Family, key: Array) -> tuple[Family, SolverInfo]:
         """Parallel EP over the rows of a shard: sites exp(g f - h f² / 2) over their predictors."""
-        model, (X, y), weights = problem.model, problem.shard.data, problem.shard.weights
+        model, X, weights = problem.model, problem.shard.data.X, problem.shard.weights
         if not (model.projected and model.outputs == 1 and isinstance(posterior, Gaussian)):
             raise InputError("MomentMatching: each_row needs one linear predictor and a full Gaussian")
 
         def with_sites(g: Array, h: Array) -> Any:
             return problem.cavity * Gaussian(X.T @ g, (X.T * h) @ X)
 
-        def matched(m: Array, v: Array, g: Array, h: Array, y: Array, weight: Array) -> tuple[Array, Array]:
+        def matched(row: Array, m: Array, v: Array, g: Array, h: Array) -> tuple[Array, Array]:
             precision = 1 / v - self.power * h
             cavity = ((m / v - self.power * g) / precision, 1 / precision)
-
-            def log_prob(f: Array) -> Array:
-                return jax.vmap(lambda one: weight * model.pointwise(one, y, problem.hyper))(f)
-
-            _, centre, spread = self._tilted(cavity, (m, v), log_prob)
+            _, centre, spread = self._tilted(cavity, (m, v), problem.row_log_prob(row))
             change = (centre / spread - m / v) / self.power, (1 / spread - 1 / v) / self.power
-            good = all_finite(change) & (precision > 0) & (weight > 0)
+            good = all_finite(change) & (precision > 0) & (weights[row] > 0)
             return jax.tree.map(lambda a: jnp.where(good, self.share * a, 0), change)
 
         def sweep(_: Array, sites: tuple[Array, Array]) -> tuple[Array, Array]:
             g, h = sites
             m, v = with_sites(g, h).project(X)
-            by_g, by_h = jax.vmap(matched)(m, jnp.maximum(v, TINY), g, h, y, weights)
+            by_g, by_h = jax.vmap(matched)(jnp.arange(len(m)), m, jnp.maximum(v, TINY), g, h)
             return g + by_g, h + by_h
 
         nothing = jnp.zeros(len(weights), posterior.dtype)

@@ -1,0 +1,54 @@
+"""Linear algebra of posteriors over whitened values: one for each output, or one precision that all share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from partita.runtime import Array
+
+
+def cholesky(K: Array) -> Array:
+    """Of a symmetric matrix; NaN where it is not positive definite."""
+    return jax.lax.linalg.cholesky(K, symmetrize_input=False)
+
+
+def log_diagonal(L: Array) -> Array:
+    """The sum of the logarithms of the diagonal, or of several."""
+    return jnp.sum(jnp.log(jnp.sum(L * jnp.eye(L.shape[-1], dtype=L.dtype), axis=-1)))
+
+
+def for_each(function: Callable[[Any], Any], parts: Any) -> Any:
+    """One after the other, because batched factorisations are slow on few cores; without a loop where there is one."""
+    if len(jax.tree.leaves(parts)[0]) == 1:
+        return jax.tree.map(lambda a: a[None], function(jax.tree.map(lambda a: a[0], parts)))
+    return jax.lax.map(function, parts)
+
+
+def weighted(V: Array, precision: Array) -> Array:
+    """V diag(precision) Vᵀ for each output."""
+    return for_each(lambda h: (V * h) @ V.T, precision)
+
+
+def solved(precision: Array, shift: Array) -> tuple[Array, Array]:
+    """The factors of I + precision, and what solves its half of the equations."""
+    eye = jnp.eye(precision.shape[-1], dtype=precision.dtype)
+    L_B = for_each(lambda part: cholesky(eye + part), precision)
+    if len(L_B) == 1:
+        return L_B, solve_triangular(L_B[0], shift.T, lower=True).T
+    return L_B, for_each(lambda pair: solve_triangular(pair[0], pair[1], lower=True), (L_B, shift))
+
+
+def log_partition(L_B: Array, half: Array) -> Array:
+    """log ∫ N(v; 0, I) t(v) dv, summed over outputs."""
+    logs = log_diagonal(L_B)
+    return 0.5 * jnp.sum(half**2) - logs * (len(half) / len(L_B))
+
+
+def moments(L_B: Array, half: Array, V: Array) -> tuple[Array, Array]:
+    """Mean [outputs, rows] and variance [outputs or 1, rows] of Vᵀ v."""
+    whole = for_each(lambda part: solve_triangular(part, V, lower=True), L_B)
+    m = half @ whole[0] if len(L_B) == 1 else jnp.einsum("oc,ocn->on", half, whole)
+    return m, jnp.sum(whole**2, axis=1)
