@@ -16,10 +16,11 @@ import jax
 import numpy as np
 
 import partita as pt
-from partita import datasets, references
+from partita import datasets
 from partita.errors import InputError
 from partita.families import Dirichlet
 from partita.gp import SparseProcess, kernels, likelihoods
+from partita.references.comparisons import textbook_propagation
 from partita.runtime import precision
 from partita.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
@@ -118,7 +119,7 @@ def propagation(sweeps: int = 10) -> None:
     model = SparseProcess(X, kernels.SquaredExponential(4.0, 0.7), likelihoods.Probit(), power=1.0)
     K = 4 * np.exp(-0.5 * np.sum((X[:, None] - X) ** 2, axis=-1) / 0.7**2)
     began = time.perf_counter()
-    mean, _ = references.textbook_propagation(K, 2 * y - 1, sweeps)
+    mean, _ = textbook_propagation(K, 2 * y - 1, sweeps)
     theirs = time.perf_counter() - began
     ours = []
     for _ in range(2):

@@ -18,11 +18,6 @@ COLUMNS = {"global": "global: all data at once", "local": "local: sites in turn"
 ROWS = ("moment matching", "gradient", "natural gradient", "analytic")
 WORDS = {"whole": "one site", "batches": "a site per batch", "each_row": "a site per row"}
 PARTITIONS = dict(zip(WORDS, COLOURS, strict=False))
-MISSING = "#9a9a9a"
-
-
-def colour(row: Method) -> str:
-    return PARTITIONS[row.partition.__name__] if row.works else MISSING
 
 
 def draw() -> None:
@@ -40,14 +35,14 @@ def draw() -> None:
         for column in range(3):
             for number, row in enumerate(cells.get((column, level), [])):
                 y = bottom + height - 1 - number
-                axes.text(column + 0.04, y, "●" if row.works else "○", color=colour(row), va="center", fontsize=9)
-                axes.text(column + 0.1, y, row.name, color="black" if row.works else MISSING, va="center", fontsize=9)
+                axes.text(column + 0.04, y, "●", color=PARTITIONS[row.partition.__name__], va="center", fontsize=9)
+                axes.text(column + 0.1, y, row.name, color="black", va="center", fontsize=9)
         bottom += height
     for column, words in enumerate(COLUMNS.values()):
         axes.plot([column, column], [0, bottom + 1.4], color="#dddddd", lw=0.8)
         axes.text(column + 0.5, bottom + 0.6, words, ha="center", fontweight="bold")
-    for number, (name, words) in enumerate([*WORDS.items(), ("missing", "not there yet")]):
-        axes.text(0.3 + 0.65 * number, -1.2, "○" if name == "missing" else "●", color=PARTITIONS.get(name, MISSING))
+    for number, (name, words) in enumerate(WORDS.items()):
+        axes.text(0.3 + 0.65 * number, -1.2, "●", color=PARTITIONS[name])
         axes.text(0.36 + 0.65 * number, -1.2, words, fontsize=9)
     axes.set(xlim=(-0.02, 3), ylim=(-1.6, bottom + 1.4))
     axes.axis("off")

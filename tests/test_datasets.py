@@ -332,3 +332,19 @@ def test_documents_are_read_and_checked(tmp_path, monkeypatch):
         pt.datasets.load_documents("ap", tmp_path)
     with pytest.raises(pt.errors.InputError, match="PARTITA_DATA"):
         pt.datasets.load_documents("ap", tmp_path / "nowhere")
+
+
+def test_tables_are_read_by_column(tmp_path):
+    (tmp_path / "tables").mkdir()
+    file = tmp_path / "tables" / "epil.csv"
+    file.write_text("rownames,y,trt\n1,5,placebo\n2,,progabide\n")
+    table = pt.datasets.load_table("epil", tmp_path)
+    assert list(table) == ["y", "trt"]
+    assert table["y"][0] == 5
+    assert np.isnan(table["y"][1])
+    assert list(table["trt"]) == ["placebo", "progabide"]
+    file.write_text("rownames,y\n1\n")
+    with pytest.raises(pt.errors.InputError, match="as many cells"):
+        pt.datasets.load_table("epil", tmp_path)
+    with pytest.raises(pt.errors.InputError, match="use one of bacteria"):
+        pt.datasets.load_table("nobody", tmp_path)

@@ -370,6 +370,19 @@ def test_many_attacks_at_the_boundary_leave_everything_proper(prior, together):
         assert min(margin(q) for q in everything(ledger)) > 0, f"after {number + 1} folds"
 
 
+def test_cavities_that_all_but_vanish_leave_nothing_to_bound():
+    """Noisy matrices of both signs, whole, for long: rounding then makes a common bound indefinite."""
+    generator, size = np.random.default_rng(14), 4
+    ledger = Ledger(Gaussian.from_moments(np.zeros(size), np.eye(size)), 4)
+    for _ in range(200):
+        site = int(generator.integers(4))
+        A = generator.normal(size=(size, size)) * 10 ** generator.uniform(-1, 3)
+        matrix = A @ A.T * (1 if generator.random() < 0.5 else -1)
+        version = ledger.dispatch([site], {})[0].version
+        ledger.fold([Update(site, version, Gaussian(generator.normal(size=size), matrix), 0.0)])
+    assert min(margin(q) for q in everything(ledger)) > 0
+
+
 def moved(ledger, changes, share):
     """Posterior and cavities after that share of the changes, by site, computed afresh."""
     total = jax.tree.map(lambda *leaves: sum(leaves), *changes.values())

@@ -3,7 +3,8 @@
 PartitaError
 ├── InputError (ValueError)      data, arguments or settings that cannot be used
 │   ├── ShardError               a site's data
-│   └── ConfigError              a configuration file
+│   ├── ConfigError              a configuration file
+│   └── MissingData              a data file that is not here
 ├── FamilyMismatch (TypeError)   densities that cannot be multiplied
 ├── ImproperDensity (ValueError) a density that has to be proper and is not
 ├── UpdateRefused                an update the ledger did not take; the posterior is as before
@@ -34,6 +35,10 @@ class ShardError(InputError):
 
 class ConfigError(InputError):
     """A configuration file cannot be used."""
+
+
+class MissingData(InputError):
+    """A data file is not here; says where to get it."""
 
 
 class FamilyMismatch(PartitaError, TypeError):

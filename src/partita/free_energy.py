@@ -19,13 +19,17 @@ POINTS = 64
 
 
 class LocalProblem(eqx.Module):
-    """max over q of F(q) = E_q[log p(y_m | θ)] - KL(q ‖ cavity): a site's whole view of the world."""
+    """max over q of F(q) = E_q[log p(y_m | θ)] - KL(q ‖ cavity): a site's whole view of the world.
+
+    `anchor` is an earlier posterior that solvers of double loops look at.
+    """
 
     model: AbstractModel
     expectation: Expectation
     cavity: Family
     shard: Shard
     hyper: Hyper
+    anchor: Family | None = None
 
     def expected_log_prob(self, q: Any, key: Array) -> Array:
         """E_q[log p(y_m | θ)], summed over the shard."""
@@ -106,4 +110,4 @@ class LocalProblem(eqx.Module):
         return self if size is None else self.on(self.shard.batch(key, size))
 
     def on(self, shard: Shard) -> "LocalProblem":
-        return LocalProblem(self.model, self.expectation, self.cavity, shard, self.hyper)
+        return LocalProblem(self.model, self.expectation, self.cavity, shard, self.hyper, self.anchor)

@@ -10,7 +10,6 @@ largest share of them that keeps the posterior, and every site's cavity, proper.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
 import jax
@@ -33,7 +32,10 @@ from partita.runtime import same_structure
 
 @dataclass(frozen=True)
 class Task:
-    """Server → site: refine your factor, given what all the others believe."""
+    """Server → site: refine your factor, given what all the others believe.
+
+    `start` is where to begin, if not at the posterior; `anchor` an earlier posterior, for solvers of double loops.
+    """
 
     site: int
     version: int
@@ -41,6 +43,7 @@ class Task:
     factor: Family
     hyper: Hyper
     start: Family | None = None
+    anchor: Family | None = None
 
     @property
     def posterior(self) -> Family:
@@ -53,8 +56,8 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        start = 0 if self.start is None else self.start.nbytes
-        return self.cavity.nbytes + self.factor.nbytes + start + 8 * len(self.hyper)
+        densities = (self.cavity, self.factor, self.start, self.anchor)
+        return sum(density.nbytes for density in densities if density is not None) + 8 * len(self.hyper)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,9 @@ class Ledger:
         """prior × ∏ factors from scratch."""
         return self.prior * _product(self._factors)
 
-    def dispatch(self, sites: Sequence[int], hyper: Hyper, start: Family | None = None) -> list[Task]:
+    def dispatch(
+        self, sites: Sequence[int], hyper: Hyper, start: Family | None = None, anchor: Family | None = None
+    ) -> list[Task]:
         """Hand sites their next tasks; each is outstanding until its update is folded."""
         for site in sites:
             if not 0 <= site < self.sites:
@@ -137,7 +142,7 @@ class Ledger:
         factors = _rows(self._own(sites))
         self.outstanding.update(dict.fromkeys(sites, self.version))
         rows = zip(sites, cavities, factors, strict=True)
-        return [Task(site, self.version, cavity, factor, hyper, start) for site, cavity, factor in rows]
+        return [Task(site, self.version, cavity, factor, hyper, start, anchor) for site, cavity, factor in rows]
 
     def fold(self, updates: Sequence[Update], temper: Callable[[Family, Family], Family] = unchanged) -> float:
         """Apply updates together, after a damping policy has tempered their changes, given those sites' factors.
@@ -217,7 +222,7 @@ class Ledger:
         if weakest is not None:
             weakest = shifted(weakest, start, self.posterior.cone())
             own = (self.cavity(site).cone() for site in sites)
-            weakest = reduce(lower_bound, own, weakest) if is_surely_inside(weakest) else None
+            weakest = lower_bound((weakest, *own)) if is_surely_inside(weakest) else None
         self._weakest = weakest
         return share
 
@@ -253,17 +258,17 @@ class Ledger:
     def _others_share(self, sites: list[int], start: Cone, end: Cone) -> float:
         """For the cavities of all other sites: by the bound, and exactly only where the bound does not do."""
         bound = self._bound()
-        share = admissible_share(bound, shifted(bound, start, end), self._floor)
+        share = 0.0 if bound is None else admissible_share(bound, shifted(bound, start, end), self._floor)
         if share < 1:
             mine = set(sites)
             cones = [self.cavity(site).cone() for site in range(self.sites) if site not in mine]
             share = min(admissible_share(cone, shifted(cone, start, end), self._floor) for cone in cones)
-            self._weakest = reduce(lower_bound, cones)
+            self._weakest = lower_bound(cones)
         return share
 
-    def _bound(self) -> Cone:
+    def _bound(self) -> Cone | None:
         if self._weakest is None:
-            self._weakest = reduce(lower_bound, (self.cavity(site).cone() for site in range(self.sites)))
+            self._weakest = lower_bound(self.cavity(site).cone() for site in range(self.sites))
         return self._weakest
 
 

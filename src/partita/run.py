@@ -160,6 +160,8 @@ def prepared(
     prior = prior_of(model, model.hyper)
     fitting = choose(model, prior, expectation)
     chosen, policy = choose_rest(fitting, solver, damping)
+    if schedule is not None and schedule.holds > 1 and not chosen.anchored:
+        raise InputError(f"schedule: hold is for double loops: {type(chosen).__name__} has none, use MomentMatching")
     return Run(
         model=model,
         shards=checked,
@@ -361,13 +363,15 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     board = Board(ledger.sites, run.seed)
     tally, evidence, plan = Tally(), Evidence(ledger.sites, run.shared), schedule.plan(board)
     arrived: list[Update] = []
-    planned = True
+    planned, held = True, ledger.posterior
     while planned or ledger.outstanding:
         chosen = next(plan, None) if planned else None
         planned = planned and chosen is not None
         if chosen:
             start = run.start if ledger.version == 0 else None
-            tasks = ledger.dispatch(chosen, run.current_hyper, start)
+            if tally.folds % schedule.holds == 0:
+                held = ledger.posterior
+            tasks = ledger.dispatch(chosen, run.current_hyper, start, held if schedule.holds > 1 else None)
             carrier.submit(tasks, tally.clock)
             tally.sent(tasks)
             damping.sent(chosen, ledger.posterior if start is None else start)

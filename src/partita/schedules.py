@@ -56,6 +56,11 @@ class Schedule:
         """Whether several sites work from the same posterior."""
         return False
 
+    @property
+    def holds(self) -> int:
+        """For how many folds sites are told of the same earlier posterior; one: they are not told."""
+        return 1
+
     @abstractmethod
     def plan(self, board: Board) -> Iterator[list[int]]:
         """The sites to ask next, again and again."""
@@ -148,18 +153,26 @@ class Priority(Schedule):
 
 @dataclass(frozen=True)
 class Synchronous(Schedule):
-    """All sites at once, from the same posterior; or a random share of them each round."""
+    """All sites at once, from the same posterior; or a random share of them each round.
+
+    With `hold`, the outer loop of a double one: for so many rounds sites are told of the same earlier posterior too.
+    """
 
     rounds: int = 50
     participation: float = 1.0
+    hold: int = 1
 
     def __post_init__(self) -> None:
-        check_count("schedule: ", rounds=self.rounds)
+        check_count("schedule: ", rounds=self.rounds, hold=self.hold)
         check_share("schedule: ", participation=self.participation)
 
     @property
     def parallel(self) -> bool:
         return True
+
+    @property
+    def holds(self) -> int:
+        return self.hold
 
     def _number(self, sites: int) -> int:
         return max(1, round(self.participation * sites))

@@ -13,6 +13,7 @@ CASES = [
     (likelihoods.Probit(), 1.0, lambda y, f: stats.norm.logcdf((2 * y - 1) * f)),
     (likelihoods.Logit(), 0.0, lambda y, f: -np.logaddexp(0, -(2 * y - 1) * f)),
     (likelihoods.Poisson(), 3.0, lambda y, f: stats.poisson.logpmf(y, np.exp(f))),
+    (likelihoods.Volatility(0.6), 0.9, lambda y, f: stats.norm.logpdf(y, 0, 0.6 * np.exp(f / 2))),
     (likelihoods.StudentT(0.5, 5.0), 0.7, lambda y, f: stats.t.logpdf(y, 5.0, f, 0.5)),
 ]
 NAMES = [type(case[0]).__name__ for case in CASES]

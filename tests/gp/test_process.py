@@ -8,9 +8,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 import partita as pt
-from partita import references
 from partita.errors import InputError, ShardError
 from partita.gp import SparseProcess, kernels, likelihoods
+from partita.references.comparisons import textbook_propagation
 from partita.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
 
@@ -58,7 +58,7 @@ def test_ep_of_a_process_is_that_of_the_textbook():
     rows = [(X[i : i + 1], labels[i : i + 1]) for i in range(15)]
     result = pt.fit(model, rows, solver=MomentMatching(), schedule=Sequential(passes=20), damping=1.0)
     K = 1.5 * np.exp(-0.5 * (X[:15] - X[:15].T) ** 2 / 0.8**2)
-    mean, variance = references.textbook_propagation(K, 2 * labels - 1)
+    mean, variance = textbook_propagation(K, 2 * labels - 1)
     at_once = pt.fit(model, [(X[:15], labels)], solver=MomentMatching(steps=60, each_row=True), schedule=OnePass())
     for posterior in (result.posterior, at_once.posterior):
         m, v = model.latent(posterior, X[:15])

@@ -39,6 +39,11 @@ MODELS = {
         LABELS,
         lambda y, f: stats.bernoulli.logpmf(y, stats.norm.cdf(f)),
     ),
+    "robust-regression": (
+        pt.models.RobustRegression(features=2, noise=0.7, degrees=3.0),
+        REAL,
+        lambda y, f: stats.t.logpdf(y, 3.0, f, 0.7),
+    ),
     "poisson-regression": (
         pt.models.PoissonRegression(features=2),
         COUNTS,

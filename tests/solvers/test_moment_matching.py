@@ -12,6 +12,7 @@ from partita.errors import InputError
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
 from partita.free_energy import LocalProblem
+from partita.references import comparisons, problems
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 
 GENERATOR = np.random.default_rng(3)
@@ -158,6 +159,28 @@ def test_what_cannot_be_is_refused_or_held_back():
     with pytest.warns(RuntimeWarning, match="not finite"):
         result = pt.fit(model, [data], solver=MomentMatching(draws=3), schedule=pt.schedules.OnePass(), damping=1.0)
     assert_allclose(result.posterior.precision, np.eye(5))
+
+
+def test_a_double_loop_converges_where_plain_ep_oscillates():
+    """Rows that disagree, with tails of a Cauchy distribution: moments of tilted distributions are SciPy's."""
+    problem = problems.outliers()
+    rows = problems.each_row(problem.data)
+
+    def fitted(schedule, damping):
+        return pt.fit(problem.model, rows, solver=MomentMatching(points=100), schedule=schedule, damping=damping)
+
+    held = fitted(pt.schedules.Synchronous(rounds=300, hold=5), 0.1)
+    plain = fitted(pt.schedules.Sequential(passes=30), 0.5)
+    assert comparisons.tilted_moments(problem, held).difference < 0.02
+    assert held.history[-1]["change"] < 1e-4
+    assert max(row["change"] for row in plain.history[-len(rows) :]) > 1e-3
+
+
+def test_only_solvers_with_a_double_loop_hold():
+    with pytest.raises(InputError, match="hold is for double loops"):
+        pt.fit(PROBIT, ROWS, solver=FixedPoint(), schedule=pt.schedules.Synchronous(hold=2))
+    with pytest.raises(InputError, match="hold"):
+        pt.schedules.Synchronous(hold=0)
 
 
 def test_gradients_of_divergences_have_the_same_fixed_points():

@@ -12,6 +12,7 @@ from partita.checks import check_count, check_positive, is_number
 from partita.datasets.documents import load_documents as load_documents
 from partita.datasets.mnist import Split, read_mnist
 from partita.datasets.streams import read_banana, read_wam, simulated_arm
+from partita.datasets.tables import load_table as load_table
 from partita.errors import InputError
 
 WITH_SPLIT = ("mnist", "banana", "barrett-wam")

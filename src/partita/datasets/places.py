@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from partita.errors import InputError
+from partita.errors import MissingData
 
 
 def cache() -> Path:
@@ -23,7 +23,7 @@ def needed(name: str, folder: str | os.PathLike[str] | None, source: str) -> Pat
     """The same for data that are not downloaded, because their licence or their host does not allow it."""
     path = found(name, folder)
     if path is None:
-        raise InputError(
+        raise MissingData(
             f"{name} is not here: get it from {source}, put it into {cache()} or another folder, and set PARTITA_DATA "
             "to that folder"
         )

@@ -135,6 +135,7 @@ class Worker:
                 job.learns_hyper,
                 np.asarray(first.start is not None),
                 first.begin,
+                first.anchor,
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
                 np.asarray(first.version, np.uint32),
@@ -209,6 +210,7 @@ def _refine_sites(
     learns_hyper: bool,
     elsewhere: Array,
     begin: Family,
+    anchor: Family | None,
     hyper: Hyper,
     seed: Array,
     version: Array,
@@ -225,7 +227,7 @@ def _refine_sites(
     ) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
         cavity, factor, shard, site = args
         key = site_key(seed, site, version)
-        problem = LocalProblem(model, expectation, cavity, shard, hyper)
+        problem = LocalProblem(model, expectation, cavity, shard, hyper, anchor)
         # Solvers take it that they begin at cavity × factor; where the model knows a better place, the factor follows.
         there = jax.tree.map(lambda a, b: jnp.where(elsewhere, a, b), begin / cavity, factor)
         refined, info = solver.refine(problem, begin, there, key=key)

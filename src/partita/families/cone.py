@@ -8,6 +8,8 @@ All but `is_inside` work on the host, in NumPy: they serve the ledger, not trace
 `is_surely_inside` take stacks of densities too, with a leading axis.
 """
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -94,8 +96,16 @@ def _is_definite(matrix: np.ndarray) -> bool:
         return False
 
 
-def lower_bound(first: Cone, second: Cone) -> Cone:
-    """A point that both exceed: elementwise the smaller; for matrices in the Loewner order."""
+def lower_bound(cones: Iterable[Cone]) -> Cone | None:
+    """A point that all exceed; none, where they are so close to the boundary that rounding leaves none inside."""
+    try:
+        return reduce(_lower_bound, cones)
+    except np.linalg.LinAlgError:
+        return None
+
+
+def _lower_bound(first: Cone, second: Cone) -> Cone:
+    """Elementwise the smaller; for matrices in the Loewner order."""
     return Cone(
         tuple(np.minimum(a, b) for a, b in zip(first.positive, second.positive, strict=True)),
         tuple(_matrix_lower_bound(a, b) for a, b in zip(first.definite, second.definite, strict=True)),

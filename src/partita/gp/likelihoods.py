@@ -193,12 +193,35 @@ class StudentT(Likelihood):
         return f + float(params["noise"]) * generator.standard_t(self.freedom, f.shape)
 
 
+@dataclass(frozen=True)
+class Volatility(Likelihood):
+    """y = noise × exp(f / 2) × a standard normal number: how much something moves, rather than where to."""
+
+    noise: float = 1.0
+
+    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+        return -0.5 * ((y / params["noise"]) ** 2 * jnp.exp(-f) + f + LOG_2PI) - jnp.log(params["noise"])
+
+    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+        return self.log_prob(params, m, y) - 0.5 * (y / params["noise"]) ** 2 * jnp.exp(-m) * jnp.expm1(0.5 * v)
+
+    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+        return jnp.zeros_like(m), params["noise"] ** 2 * jnp.exp(m + 0.5 * v)
+
+    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+        return jnp.zeros_like(f), params["noise"] ** 2 * jnp.exp(f)
+
+    def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return float(params["noise"]) * np.exp(f / 2) * generator.standard_normal(f.shape)
+
+
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     "gaussian": Normal,
     "probit": Probit,
     "logit": Logit,
     "poisson": Poisson,
     "student-t": StudentT,
+    "volatility": Volatility,
 }
 
 

@@ -9,6 +9,7 @@ from partita.models.linear import (
     LogisticRegression,
     PoissonRegression,
     ProbitRegression,
+    RobustRegression,
     SoftmaxRegression,
 )
 from partita.models.mixture import GaussianMixture
@@ -20,6 +21,7 @@ REGISTRY: dict[str, type[AbstractModel]] = {
     "logistic-regression": LogisticRegression,
     "probit-regression": ProbitRegression,
     "poisson-regression": PoissonRegression,
+    "robust-regression": RobustRegression,
     "softmax-regression": SoftmaxRegression,
     "heteroscedastic-regression": HeteroscedasticRegression,
     "network": Network,
@@ -41,6 +43,7 @@ __all__ = [
     "PoissonRegression",
     "Predictor",
     "ProbitRegression",
+    "RobustRegression",
     "SoftmaxRegression",
     "Weighted",
     "check_like",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, log_ndtr, ndtr
+from jax.scipy.stats import t as student
 
 from partita.checks import check_count, check_positive
 from partita.errors import InputError, ShardError
@@ -190,6 +191,30 @@ class LinearRegression(LinearPredictor):
         return f
 
 
+class RobustRegression(LinearPredictor):
+    """y = xᵀθ + noise of Student's t: rows far off count for little, the less the fewer `degrees` of freedom."""
+
+    noise: float = 1.0
+    degrees: float = 4.0
+
+    def __check_init__(self) -> None:
+        check_positive(noise=self.noise, degrees=self.degrees)
+
+    @property
+    def hyper(self) -> Hyper:
+        return {"prior_scale": float(self.prior_scale), "noise": float(self.noise)}
+
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+        return student.logpdf(y, self.degrees, f, hyper["noise"])
+
+    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+        own = self.degrees / (self.degrees - 2) * hyper["noise"] ** 2 if self.degrees > 2 else jnp.inf
+        return q.project(X)[1] + own
+
+    def response(self, f: Array) -> Array:
+        return f
+
+
 class SoftmaxRegression(LinearPredictor):
     """P(y = c) ∝ exp(xᵀθ_c), for labels 0 … classes - 1.
 
@@ -244,5 +269,6 @@ __all__ = [
     "LogisticRegression",
     "PoissonRegression",
     "ProbitRegression",
+    "RobustRegression",
     "SoftmaxRegression",
 ]

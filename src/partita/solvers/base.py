@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -53,6 +53,9 @@ class SolverInfo(eqx.Module):
 
 class Solver(eqx.Module):
     """refine: from where the posterior is, towards the optimum of the local free energy. Pure."""
+
+    # Whether it looks at a problem's anchor.
+    anchored: ClassVar[bool] = False
 
     @property
     def stochastic(self) -> bool:

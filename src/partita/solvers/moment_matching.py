@@ -1,7 +1,7 @@
 """Power expectation propagation: a factor is refined by matching moments of a tilted distribution."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,11 @@ class MomentMatching(Solver):
     `steps` sweeps of parallel EP, each as dear as one factorisation, that begin anew in every refinement; the free
     energy is then the variational one.
 
+    With a schedule that holds (`Synchronous(hold=5)`) it is an earlier posterior that is tilted, not the latest: the
+    double loop of Heskes and Zoeter (2002) and Hasenclever et al. (2017). While it is held, the factors descend a
+    convex function, if `damping` is at most about two over the number of sites. Fixed points are those of power EP,
+    also where that oscillates.
+
     The free energy in a run's history is then power EP's estimate of the log evidence, which is no bound, and which
     damping should not rely on: give a number (`damping=0.5`), or 1 where sites take turns.
     """
@@ -48,6 +53,8 @@ class MomentMatching(Solver):
     draws: int = 1000
     each_row: bool = False
     share: float = 0.8
+
+    anchored: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_share("MomentMatching: ", power=self.power, share=self.share)
@@ -66,11 +73,12 @@ class MomentMatching(Solver):
             return self._swept(problem, posterior, key)
 
         def step(number: Array, state: _State) -> _State:
-            value, matched = self._matched(problem, state, jax.random.fold_in(key, number))
+            base = state.posterior if problem.anchor is None else problem.anchor
+            value, matched = self._matched(problem, base, state.factor, jax.random.fold_in(key, number))
             change = (matched / state.posterior) ** (1 / self.power)
             candidate = problem.cavity * state.factor * change
             finite = all_finite((value, change))
-            good = finite & candidate.is_proper()
+            good = finite & candidate.is_proper() & (base / state.factor**self.power).is_proper()
             taken = jax.tree.map(lambda a: jnp.where(good, a, 0), change)
             outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
             return _State(
@@ -84,25 +92,24 @@ class MomentMatching(Solver):
         end = jax.lax.fori_loop(0, self.steps, step, start)
         return end.posterior, SolverInfo(end.first_value, jnp.asarray(self.steps), end.outcome)
 
-    def _matched(self, problem: LocalProblem, state: _State, key: Array) -> tuple[Array, Family]:
+    def _matched(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         """log E_q[(p / t)^α] / α + E_q[log t], which stands for E_q[log p]; and the density with the tilted moments."""
-        q = state.posterior
         if not isinstance(q, Gaussian | MeanField):
-            return self._weighted(problem, state, key)
+            return self._weighted(problem, q, factor, key)
         if problem.has_one_predictor:
-            return self._projected(state, problem.shard.data.X[0], problem.row_log_prob(0))
+            return self._projected(q, factor, problem.shard.data.X[0], problem.row_log_prob(0))
         if jnp.shape(q.location) == (1,):
-            return self._projected(state, jnp.ones(1, q.dtype), jax.vmap(lambda theta: problem.log_prob(theta[None])))
-        return self._weighted(problem, state, key)
+            log_prob = jax.vmap(lambda theta: problem.log_prob(theta[None]))
+            return self._projected(q, factor, jnp.ones(1, q.dtype), log_prob)
+        return self._weighted(problem, q, factor, key)
 
-    def _projected(self, state: _State, x: Array, log_prob: Callable[[Array], Array]) -> tuple[Array, Family]:
+    def _projected(self, q: Any, factor: Family, x: Array, log_prob: Callable[[Array], Array]) -> tuple[Array, Family]:
         """Over f = xᵀθ, at nodes where the posterior is, then twice where the tilted distribution was found to be."""
-        q = state.posterior
-        cavity = q / state.factor**self.power
+        cavity = q / factor**self.power
         m, v = _predictor(cavity, x)
         log_z, centre, spread = self._tilted((m, v), _predictor(q, x), log_prob)
         ratio = log_z + cavity.log_partition() - q.log_partition()
-        value = ratio / self.power + inner(state.factor, q.mean())
+        value = ratio / self.power + inner(factor, q.mean())
         return value, _with_moments(cavity, x, (m, v), (centre, spread))
 
     def _tilted(
@@ -156,11 +163,10 @@ class MomentMatching(Solver):
         outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
         return kept, SolverInfo(value, jnp.asarray(self.steps), outcome)
 
-    def _weighted(self, problem: LocalProblem, state: _State, key: Array) -> tuple[Array, Family]:
-        q = state.posterior
+    def _weighted(self, problem: LocalProblem, q: Any, factor: Family, key: Array) -> tuple[Array, Family]:
         params = q.sample(key, (self.draws,))
         statistics = jax.vmap(q.statistics)(params)
-        log_factor = jax.vmap(lambda one: inner(state.factor, one))(statistics)
+        log_factor = jax.vmap(lambda one: inner(factor, one))(statistics)
         logs = self.power * (jax.lax.map(problem.log_prob, params) - log_factor)
         share = jax.nn.softmax(logs)
         mean = q.mean()
@@ -168,7 +174,7 @@ class MomentMatching(Solver):
         moved = jax.tree.map(
             lambda mu, values: mu + jnp.tensordot(share - 1 / self.draws, values, axes=1), mean, statistics
         )
-        value = (jax.nn.logsumexp(logs) - jnp.log(self.draws)) / self.power + inner(state.factor, mean)
+        value = (jax.nn.logsumexp(logs) - jnp.log(self.draws)) / self.power + inner(factor, mean)
         return value, type(q).from_mean(moved)
 
 
