@@ -85,7 +85,7 @@ def test_property_1_a_local_free_energy_is_a_divergence_from_the_tilted_distribu
 def test_property_2_the_posterior_is_prior_times_factors_after_every_step(data, schedule):
     parts = shards(data)
     run = pt.run.prepared(MODEL, parts, schedule=schedule)
-    run.engine.open(run.job())
+    run.engine.open(run.job(), run.shards)
     for event in pt.run.iterate(run):
         product = run.ledger.prior
         for site in range(len(parts)):

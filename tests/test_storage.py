@@ -115,9 +115,8 @@ def finished(run_dir):
 def test_the_journal_holds_every_update(run_dir, settings):
     result = fit(run_dir, **settings)
     with database(run_dir) as connection:
-        rows = connection.execute("SELECT number, fold FROM updates ORDER BY number").fetchall()
-    assert [number for number, _ in rows] == list(range(1, settings["schedule"].total(4) + 1))
-    assert sorted({fold for _, fold in rows}) == [row["fold"] for row in result.history]
+        rows = connection.execute("SELECT number, kind FROM arrivals ORDER BY number").fetchall()
+    assert rows == [(number, "update") for number in range(1, settings["schedule"].total(4) + 1)]
     assert read_history(run_dir) == result.history
 
 
@@ -156,7 +155,7 @@ def test_no_fold_is_computed_twice(run_dir, settings):
     with pytest.raises(InterruptedRunError):
         fit(run_dir, engine=first, callbacks=[interrupt_at(4)], **settings)
     with database(run_dir) as connection:
-        (done,) = connection.execute("SELECT count(*) FROM updates").fetchone()
+        (done,) = connection.execute("SELECT count(*) FROM arrivals").fetchone()
     fit(run_dir, engine=second, resume=True, **settings)
     assert second.tasks == settings["schedule"].total(4) - done
 
@@ -208,7 +207,6 @@ OTHERS = {
     "solver": {"solver": pt.solvers.FixedPoint(steps=2)},
     "schedule": {"schedule": Synchronous(rounds=5, participation=0.5)},
     "damping": {"damping": 0.5},
-    "engine": {"speeds": SPEEDS},
     "expectation": {"expectation": pt.expectations.GaussHermite(points=11)},
     "hyper": {"hyper": pt.LearnHyper()},
 }
@@ -255,18 +253,18 @@ def test_settings_that_cannot_be_used_leave_no_run_behind(run_dir):
 @pytest.mark.parametrize("number", [1, 7, 20])
 def test_a_flipped_byte_is_found_and_its_place_is_named(finished, column, number):
     with database(finished) as connection:
-        query = f"SELECT {column} FROM updates WHERE number = ?"
+        query = f"SELECT {column} FROM arrivals WHERE number = ?"
         blob = bytearray(connection.execute(query, (number,)).fetchone()[0])
         blob[len(blob) // 2] ^= 1
-        connection.execute(f"UPDATE updates SET {column} = ? WHERE number = ?", (bytes(blob), number))
+        connection.execute(f"UPDATE arrivals SET {column} = ? WHERE number = ?", (bytes(blob), number))
     with pytest.raises(CorruptStorage, match=rf"journal.sqlite: update {number} "):
         fit(finished, resume=True)
 
 
-@pytest.mark.parametrize("column", ["site", "version", "fold"])
+@pytest.mark.parametrize("column", ["site", "version"])
 def test_a_changed_number_is_found(finished, column):
     with database(finished) as connection:
-        connection.execute(f"UPDATE updates SET {column} = {column} + 1 WHERE number = 7")
+        connection.execute(f"UPDATE arrivals SET {column} = {column} + 1 WHERE number = 7")
     with pytest.raises(CorruptStorage, match=r"journal\.sqlite: update 7 "):
         fit(finished, resume=True)
 
@@ -275,15 +273,17 @@ def test_a_changed_number_is_found(finished, column):
 def test_a_missing_update_is_found(run_dir, name):
     fit(run_dir, **RUNS[name])
     with database(run_dir) as connection:
-        connection.execute("DELETE FROM updates WHERE fold = 3")
+        connection.execute("DELETE FROM arrivals WHERE number = 3")
     with pytest.raises(CorruptStorage, match=r"journal\.sqlite"):
         fit(run_dir, resume=True, **RUNS[name])
 
 
-def test_a_tail_that_was_never_written_is_computed_again(finished):
+@pytest.mark.parametrize("last", [12, 14])
+def test_a_tail_that_was_never_written_is_computed_again(finished, last):
+    """Between rounds, and in the middle of one."""
     expected = fit().fingerprint
     with database(finished) as connection:
-        connection.execute("DELETE FROM updates WHERE fold > 3")
+        connection.execute("DELETE FROM arrivals WHERE number > ?", (last,))
     assert fit(finished, resume=True).fingerprint == expected
 
 
@@ -355,7 +355,7 @@ def test_a_run_that_is_under_way_is_not_touched(run_dir):
 def test_a_full_database_is_not_acknowledged_and_can_be_resumed(run_dir):
     settings = {"schedule": Synchronous(rounds=50)}
     run = prepared(MODEL, make_shards(), engine=pt.engines.InProcess(), **settings)
-    run.engine.open(run.job())
+    run.engine.open(run.job(), run.shards)
     journal = run.journal(run_dir, resume=False)
     journal._database.execute("PRAGMA max_page_count = 12")
     with closing(journal), pytest.raises(StorageError, match=r"journal.sqlite.*full") as caught:
@@ -375,8 +375,8 @@ def test_a_failing_disk_loses_no_acknowledged_update(run_dir, size):
     with largest_file(size), pytest.raises(StorageError, match=r"journal\.sqlite"):
         fit(run_dir, callbacks=[lambda event: seen.append(event.fold)], **settings)
     with database(run_dir) as connection:
-        (stored,) = connection.execute("SELECT coalesce(max(fold), 0) FROM updates").fetchone()
-    assert stored >= len(seen) > 0
+        (stored,) = connection.execute("SELECT count(*) FROM arrivals").fetchone()
+    assert stored >= 4 * len(seen) > 0
     result = fit(run_dir, resume=True, **settings)
     assert result.fingerprint == expected.fingerprint
 
@@ -423,7 +423,7 @@ def updates_of(run_dir):
     """How far a run has come, read beside whoever writes it."""
     try:
         with closing(sqlite3.connect(f"file:{run_dir}/journal.sqlite?mode=ro", uri=True)) as connection:
-            return connection.execute("SELECT count(*) FROM updates").fetchone()[0]
+            return connection.execute("SELECT count(*) FROM arrivals").fetchone()[0]
     except sqlite3.OperationalError:
         return 0
 
@@ -461,7 +461,7 @@ def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     assert 120 <= seen[-1] < 200
     assert output(start(run_dir, cache)) == expected
     with database(run_dir) as connection:
-        rows = connection.execute("SELECT number FROM updates ORDER BY number").fetchall()
+        rows = connection.execute("SELECT number FROM arrivals ORDER BY number").fetchall()
     assert rows == [(number,) for number in range(1, 201)]
 
 

@@ -80,6 +80,8 @@ class Evidence:
     moved: float = 0.0
     moved_when_sent: dict[int, float] = field(default_factory=dict)
     moved_when_seen: dict[int, float] = field(default_factory=dict)
+    # Who cannot report; what they said last stands.
+    absent: set[int] = field(default_factory=set)
 
     def sent(self, sites: Sequence[int]) -> None:
         self.moved_when_sent.update(dict.fromkeys(sites, self.moved))
@@ -101,6 +103,10 @@ class Evidence:
             self._set(site, self.terms[site] - expected)
         self.moved += change
 
+    def retired(self, site: int) -> None:
+        """A site's factor has been divided out: it has no term any more."""
+        self._set(site, 0.0)
+
     def _set(self, site: int, term: float) -> None:
         self.total += term - self.terms.get(site, 0.0)
         self.terms[site] = term
@@ -111,7 +117,7 @@ class Evidence:
 
     def is_complete(self) -> bool:
         """Whether every site has reported since the last time that this was true."""
-        if len(self.fresh) < self.sites:
+        if not self.fresh or len(self.fresh | self.absent) < self.sites:
             return False
         self.fresh.clear()
         self.total = math.fsum(self.terms.values())

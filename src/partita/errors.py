@@ -9,7 +9,11 @@ PartitaError
 ├── ImproperDensity (ValueError) a density that has to be proper and is not
 ├── UpdateRefused                an update the ledger did not take; the posterior is as before
 │   ├── NotOutstanding           nobody asked for it, or it came before
-│   └── MalformedUpdate          wrong shape, dtype or not finite
+│   ├── StaleUpdate              it answers a task that is too old
+│   └── MalformedUpdate          wrong shape, dtype, model or not finite
+├── MalformedMessage             bytes that are no message, or not the expected one
+├── EngineError                  what carries messages does not work as it should
+│   └── Stalled                  nobody has answered for longer than was allowed
 └── StorageError                 a run directory or a saved result
     ├── CorruptStorage           bytes that are not what was written
     └── RunMismatch              it belongs to another run or another version
@@ -61,8 +65,24 @@ class NotOutstanding(UpdateRefused):
     """The update answers no outstanding task."""
 
 
+class StaleUpdate(UpdateRefused):
+    """The update answers a task that is too old."""
+
+
 class MalformedUpdate(UpdateRefused):
     """The update has the wrong shape or dtype, or is not finite."""
+
+
+class MalformedMessage(PartitaError):
+    """Bytes that are no message, or not the expected one."""
+
+
+class EngineError(PartitaError):
+    """What carries messages does not work as it should."""
+
+
+class Stalled(EngineError):
+    """Nobody has answered for longer than was allowed."""
 
 
 class StorageError(PartitaError):

@@ -105,6 +105,8 @@ class Ledger:
         self.sites = sites
         self.version = 0
         self.outstanding: dict[int, int] = {}
+        # Whose factors are being divided out.
+        self.leaving: set[int] = set()
         self._factors = self._nothing(prior)
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
@@ -138,8 +140,8 @@ class Ledger:
         for site in sites:
             if not 0 <= site < self.sites:
                 raise InputError(f"site {site}: there are sites 0 to {self.sites - 1}")
-        cavities = _rows(self._cavities(sites, self.posterior))
-        factors = _rows(self._own(sites))
+        cavities = rows_of(self._cavities(sites, self.posterior))
+        factors = rows_of(self._own(sites))
         self.outstanding.update(dict.fromkeys(sites, self.version))
         rows = zip(sites, cavities, factors, strict=True)
         return [Task(site, self.version, cavity, factor, hyper, start, anchor) for site, cavity, factor in rows]
@@ -149,21 +151,48 @@ class Ledger:
 
         Returns the share of the tempered changes that was accepted.
         """
-        sites: list[int] = []
-        for update in updates:
-            self._check(update)
-            sites.append(update.site)
+        sites = [update.site for update in updates]
         if len(set(sites)) < len(sites):
             twice = next(site for i, site in enumerate(sites) if site in sites[:i])
             raise NotOutstanding(twice, "several updates of one site in one fold")
-        proposed = stacked([update.change for update in updates])
-        self._check_values(sites, proposed)
+        proposed = self.check(updates)
         with np.errstate(over="ignore", invalid="ignore"):
             changes = temper(proposed, self._own(sites))
             share = self._apply(sites, changes, _product(changes))
         for site in sites:
             del self.outstanding[site]
         self.version += len(updates)
+        for site in sorted(self.leaving):
+            self.retire(site)
+        return share
+
+    def check(self, updates: Sequence[Update]) -> Family:
+        """Refuse updates that answer nothing or are malformed; their changes, stacked."""
+        for update in updates:
+            self._check(update)
+        proposed = stacked([update.change for update in updates])
+        self._check_values([update.site for update in updates], proposed)
+        return proposed
+
+    def release(self, site: int) -> None:
+        """Nothing is expected of a site any more; what it had been asked for comes to nothing."""
+        self.outstanding.pop(site, None)
+
+    def retire(self, site: int) -> float:
+        """Divide a site's factor out; the share of it that could go.
+
+        The posterior without it is its cavity, which is proper. Less can go where another site's cavity would not be;
+        then the rest goes after later folds.
+        """
+        self.release(site)
+        own = self._own([site])
+        change = own**-1.0
+        share = self._apply([site], change, _product(change))
+        if share == 1:
+            self._store([site], jax.tree.map(np.zeros_like, own))
+            self.leaving.discard(site)
+        else:
+            self.leaving.add(site)
         return share
 
     def replace_prior(self, prior: Family) -> bool:
@@ -332,7 +361,7 @@ def _product(stack: Family) -> Family:
     return jax.tree.map(lambda a: a.sum(axis=0), stack)
 
 
-def _rows(stack: Family) -> list[Family]:
+def rows_of(stack: Family) -> list[Family]:
     """Each row of a stack as a density of its own."""
     leaves, structure = jax.tree.flatten(stack)
     return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]

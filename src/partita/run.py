@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -14,19 +14,21 @@ import numpy as np
 
 from partita.accounting import Evidence, Tally
 from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
-from partita.engines import Engine, InProcess, Job, Worker
-from partita.errors import InputError, RunMismatch
+from partita.engines import Engine, InProcess, Job, Worker, loaded
+from partita.errors import InputError, NotOutstanding, RunMismatch, StaleUpdate, UpdateRefused
 from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.hyper import HyperLearner, LearnHyper
-from partita.ledger import Ledger, SharedLedger, Task, Update
+from partita.ledger import Ledger, SharedLedger, Task, Update, rows_of
+from partita.limits import STRIKE, Limits
+from partita.messages import Arrival, Notice, NoticeKind
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.runtime import on_host, precision
 from partita.schedules import Board, Schedule, Synchronous
 from partita.shards import Shard, padded_together
 from partita.solvers import FixedPoint, Outcome, Solver
-from partita.storage import Journal, describe
+from partita.storage import Journal, describe, reached
 from partita.telemetry import Callback, Event
 
 BUDGETS = ("passes", "rounds", "updates")
@@ -44,6 +46,7 @@ def fit(
     hyper: LearnHyper | None = None,
     start: Family | None = None,
     shared: bool = False,
+    limits: Limits | None = None,
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -53,7 +56,8 @@ def fit(
 
     Args:
         model: prior × likelihood.
-        shards: one per site, as the model takes them: `(X, y)` or `(X, y, weights)` for regressions.
+        shards: one per site, as the model takes them: `(X, y)` or `(X, y, weights)` for regressions; or functions that
+            load them, where the site is.
         solver: how a site refines its factor.
         schedule: who works next.
         damping: the share of a proposed change that is taken: a number, "1/M", "auto" or a policy.
@@ -62,6 +66,7 @@ def fit(
         hyper: learn hyperparameters by maximum likelihood.
         start: where refinements of the untouched prior start; the model's own choice if not given.
         shared: one factor for all sites, each refining its share of it, so that the ledger does not grow with sites.
+        limits: what updates may do before they are held back, refused, or a site is not asked again.
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
         seed: with the same seed, the same result.
@@ -91,9 +96,10 @@ def fit(
         hyper=hyper,
         start=start,
         shared=shared,
+        limits=limits,
         seed=seed,
     )
-    run.engine.open(run.job())
+    run.engine.open(run.job(), run.shards)
     try:
         with nullcontext() if run_dir is None else run.journal(run_dir, resume) as journal:
             return run.finish(callbacks, journal)
@@ -113,6 +119,7 @@ def events(
     hyper: LearnHyper | None = None,
     start: Family | None = None,
     shared: bool = False,
+    limits: Limits | None = None,
     seed: int = 0,
 ) -> Iterator[Event]:
     """The same run as `fit`, one event at a time: to stop, look or predict whenever you like.
@@ -130,9 +137,10 @@ def events(
         hyper=hyper,
         start=start,
         shared=shared,
+        limits=limits,
         seed=seed,
     )
-    run.engine.open(run.job())
+    run.engine.open(run.job(), run.shards)
     try:
         yield from iterate(run)
     finally:
@@ -151,12 +159,13 @@ def prepared(
     hyper: LearnHyper | None = None,
     start: Family | None = None,
     shared: bool = False,
+    limits: Limits | None = None,
     seed: int = 0,
 ) -> "Run":
     """A run whose parts have been checked, and chosen where they were left open."""
     check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
-    check_kinds(hyper=(hyper, LearnHyper))
-    checked = check_shards(model, shards)
+    check_kinds(hyper=(hyper, LearnHyper), limits=(limits, Limits))
+    check_sites(model, shards)
     prior = prior_of(model, model.hyper)
     fitting = choose(model, prior, expectation)
     chosen, policy = choose_rest(fitting, solver, damping)
@@ -164,7 +173,7 @@ def prepared(
         raise InputError(f"schedule: hold is for double loops: {type(chosen).__name__} has none, use MomentMatching")
     return Run(
         model=model,
-        shards=checked,
+        shards=shards,
         solver=chosen,
         schedule=Synchronous() if schedule is None else schedule,
         damping=policy,
@@ -173,6 +182,7 @@ def prepared(
         hyper=hyper,
         start=model.start if start is None else check_like(prior, start=start),
         shared=bool(shared),
+        limits=Limits() if limits is None else limits,
         seed=check_seed(seed),
     )
 
@@ -231,7 +241,7 @@ def evidence(
     check_like(prior, posterior=posterior)
     checked = check_shards(model, shards)
     chosen = choose(model, prior, expectation)
-    worker = Worker(Job(model, FixedPoint(), chosen, checked, check_seed(seed), False, True))
+    worker = Worker(Job(model, FixedPoint(), chosen, check_seed(seed), False, True), dict(enumerate(checked)))
     return math.fsum(worker.evaluate(posterior, hyper)) - _divergence(posterior, prior)
 
 
@@ -258,15 +268,20 @@ def check_kinds(**arguments: tuple[Any, Any]) -> None:
             raise InputError(f"{name}: expected a {getattr(kind, '__name__', kind)}, got {given}")
 
 
-def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
-    """Every site's data, checked before any work begins."""
+def check_sites(model: AbstractModel, shards: Sequence[Any]) -> None:
+    """That there is a model, and a list of sites."""
     if not isinstance(model, AbstractModel):
         raise InputError(f"model: expected a model, got {type(model).__name__}")
     if not isinstance(shards, Sequence) or isinstance(shards, str | bytes):
         raise InputError(f"shards: expected a list with one entry per site, got {type(shards).__name__}")
     if not shards:
         raise InputError("shards: expected at least one site")
-    return padded_together([model.shard(site, raw) for site, raw in enumerate(shards)])
+
+
+def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
+    """Every site's data, checked before any work begins."""
+    check_sites(model, shards)
+    return padded_together([loaded(model, site, shard) for site, shard in enumerate(shards)])
 
 
 def check_seed(seed: Any) -> int:
@@ -280,7 +295,7 @@ class Run:
     """Everything a run is made of, ready to iterate."""
 
     model: AbstractModel
-    shards: list[Shard]
+    shards: Sequence[Any]
     solver: Solver
     schedule: Schedule
     damping: Damping
@@ -289,6 +304,7 @@ class Run:
     hyper: LearnHyper | None
     start: Family | None
     shared: bool
+    limits: Limits
     seed: int
 
     def __post_init__(self) -> None:
@@ -299,7 +315,7 @@ class Run:
 
     def job(self) -> Job:
         learns = self.learner is not None
-        return Job(self.model, self.solver, self.expectation, self.shards, self.seed, learns, self.schedule.waits)
+        return Job(self.model, self.solver, self.expectation, self.seed, learns, self.schedule.waits)
 
     def journal(self, run_dir: str | os.PathLike, resume: bool) -> Journal:
         schedule = {f.name: getattr(self.schedule, f.name) for f in fields(self.schedule) if f.name not in BUDGETS}
@@ -308,13 +324,13 @@ class Run:
             "solver": self.solver,
             "schedule": {"type": type(self.schedule).__name__, **schedule},
             "damping": self.damping,
-            "engine": self.engine,
             "expectation": self.expectation,
             "hyper": self.hyper,
             "start": self.start,
             "shared": self.shared,
+            "limits": self.limits,
             "seed": self.seed,
-            "shards": [describe(shard) for shard in self.shards],
+            "shards": self.engine.digests(),
         }
         description = {name: describe(part) for name, part in parts.items()}
         return Journal(run_dir, description, self.ledger.prior, resume)
@@ -358,11 +374,11 @@ class Run:
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
     ledger, schedule = run.ledger, run.schedule
-    carrier = Carrier(run.engine, iter(()) if journal is None else journal.folds())
+    inbox = Inbox(run, journal)
     damping = run.damping.begin(ledger.sites, schedule.parallel, run.stochastic)
     board = Board(ledger.sites, run.seed)
     tally, evidence, plan = Tally(), Evidence(ledger.sites, run.shared), schedule.plan(board)
-    arrived: list[Update] = []
+    arrived: dict[int, Update] = {}
     planned, held = True, ledger.posterior
     while planned or ledger.outstanding:
         chosen = next(plan, None) if planned else None
@@ -372,38 +388,69 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             if tally.folds % schedule.holds == 0:
                 held = ledger.posterior
             tasks = ledger.dispatch(chosen, run.current_hyper, start, held if schedule.holds > 1 else None)
-            carrier.submit(tasks, tally.clock)
+            inbox.submit(tasks, tally.clock)
             tally.sent(tasks)
             damping.sent(chosen, ledger.posterior if start is None else start)
             evidence.sent(chosen)
             board.sent(chosen)
-        if not ledger.outstanding:
-            if chosen == []:
-                raise InputError(f"schedule: {type(schedule).__name__} asks nobody, and nobody is working")
+        elif not ledger.outstanding and chosen == [] and not board.away:
+            raise InputError(f"schedule: {type(schedule).__name__} asks nobody, and nobody is working")
+        # Whoever is asked may go away instead of answering; then the schedule is asked again.
+        while ledger.outstanding or (chosen == [] and board.nobody):
+            ready = len(arrived) == len(ledger.outstanding) if schedule.waits else bool(arrived)
+            if ready and arrived:
+                break
+            for arrival in inbox.collect(arrived):
+                if isinstance(arrival, Update):
+                    arrived[arrival.site] = arrival
+                else:
+                    arrived.pop(arrival.site, None)
+                    _noted(arrival, ledger, board, tally, evidence)
+        if not arrived:
             continue
-        while not arrived or (schedule.waits and len(arrived) < len(ledger.outstanding)):
-            arrived += carrier.collect()
         count = len(arrived) if schedule.waits else 1
-        updates, arrived = sorted(arrived[:count], key=lambda update: update.site), arrived[count:]
+        updates = sorted(list(arrived.values())[:count], key=lambda update: update.site)
+        for update in updates:
+            del arrived[update.site]
         event = _folded(run, updates, damping, tally, evidence, board)
-        replayed = carrier.replaying
-        if journal is not None and not replayed:
-            journal.append(event.fold, updates)
-        yield replace(event, replayed=replayed)
-    carrier.check_exhausted()
+        reached("after fold")
+        yield replace(event, replayed=inbox.replaying, refused=tuple(map(str, inbox.refused)))
+        inbox.refused.clear()
+    inbox.check_exhausted()
 
 
-class Carrier:
-    """The engine, preceded by what the journal holds already.
+def _noted(notice: Notice, ledger: Ledger, board: Board, tally: Tally, evidence: Evidence) -> None:
+    """A site has gone or come back."""
+    site = notice.site
+    ledger.release(site)
+    tally.in_hand.pop(site, None)
+    if notice.kind == "dropped":
+        board.dropped(site)
+    elif notice.kind == "back":
+        board.came_back(site)
+        evidence.absent.discard(site)
+    else:
+        board.left(site, notice.reason or notice.kind)
+        evidence.absent.add(site)
+        if notice.kind == "retired":
+            ledger.retire(site)
+            evidence.retired(site)
 
-    While there are recorded folds, tasks are kept back; those that the record does not answer go to the engine after.
+
+class Inbox:
+    """What comes from sites: each update once, checked, and on disk before anybody hears of it.
+
+    On resume what the journal holds comes first. Meanwhile tasks are kept back; those that it does not answer go to the
+    engine afterwards.
     """
 
-    def __init__(self, engine: Engine, recorded: Iterator[list[Update]]):
-        self._engine, self._recorded = engine, recorded
-        self._next: list[Update] | None = next(recorded, None)
+    def __init__(self, run: Run, journal: Journal | None):
+        self._engine, self._ledger, self._limits, self._journal = run.engine, run.ledger, run.limits, journal
+        self._recorded: Iterator[Arrival] = iter(()) if journal is None else journal.recorded()
+        self._next: Arrival | None = next(self._recorded, None)
         self._held: dict[int, tuple[Task, float]] = {}
         self.replaying = False
+        self.refused: list[UpdateRefused] = []
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         if self._next is None:
@@ -411,20 +458,51 @@ class Carrier:
         else:
             self._held.update({task.site: (task, at) for task in tasks})
 
-    def collect(self) -> list[Update]:
-        if self._next is None:
-            self.replaying = False
-            return self._engine.collect()
-        updates, self._next = self._next, next(self._recorded, None)
+    def collect(self, arrived: Mapping[int, Update]) -> list[Arrival]:
+        """Wait for something new, given what has arrived and is not folded yet."""
+        if self._next is not None:
+            return [self._replayed()]
+        self.replaying = False
+        fresh: dict[int, Arrival] = {}
+        while not fresh:
+            for arrival in self._engine.collect():
+                if isinstance(arrival, Update) and (arrival.site in arrived or arrival.site in fresh):
+                    self.refused.append(NotOutstanding(arrival.site, "its update came before"))
+                elif (good := self._checked(arrival)) is not None:
+                    fresh[arrival.site] = good
+        taken = list(fresh.values())
+        if self._journal is not None:
+            self._journal.append(taken)
+        reached("before fold")
+        return taken
+
+    def _replayed(self) -> Arrival:
+        arrival, self._next = self._next, next(self._recorded, None)
+        assert arrival is not None
         self.replaying = True
-        for update in updates:
-            if self._held.pop(update.site, (None,))[0] is None:
-                raise RunMismatch(f"site {update.site}: the journal holds an update that this run did not ask for")
+        held = self._held.pop(arrival.site, None)
+        if held is None and isinstance(arrival, Update):
+            raise RunMismatch(f"site {arrival.site}: the journal holds an update that this run did not ask for")
         if self._next is None:
             for task, at in self._held.values():
                 self._engine.submit([task], at)
             self._held.clear()
-        return updates
+        return arrival
+
+    def _checked(self, arrival: Arrival) -> Arrival | None:
+        """What is taken: an update that is good, or what follows from one that is not; nothing, if nobody asked."""
+        if not isinstance(arrival, Update):
+            return arrival
+        try:
+            self._ledger.check([arrival])
+            self._limits.check_age(arrival, self._ledger.version)
+        except UpdateRefused as error:
+            self.refused.append(error)
+            if isinstance(error, NotOutstanding):
+                return None
+            kind: NoticeKind = "dropped" if isinstance(error, StaleUpdate) else "quarantined"
+            return Notice(arrival.site, kind, str(error))
+        return arrival
 
     def check_exhausted(self) -> None:
         if self._next is not None:
@@ -447,14 +525,20 @@ def _folded(
         gain = 0.0 if run.learner is None else run.learner.gain
         damping.observe(free_energy, evidence.uncertainty + gain)
     sites = [update.site for update in updates]
-    accepted = ledger.fold(
-        updates,
-        lambda changes, factors: damping.temper(
-            Proposal(sites, changes, factors, ledger.prior, before, staleness, start)
-        ),
-    )
-    expected = [accepted * value for value in damping.expected_log_changes(updates)]
-    damping.settle(accepted)
+    trusted = np.ones(len(sites))
+
+    def temper(changes: Family, factors: Family) -> Family:
+        asked = damping.temper(Proposal(sites, changes, factors, ledger.prior, before, staleness, start))
+        if run.limits.change is None:
+            return asked
+        trusted[:] = [_trusted(before, row, run.limits.change) for row in rows_of(asked)]
+        return jax.tree.map(lambda a: a * trusted.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype), asked)
+
+    accepted = ledger.fold(updates, temper)
+    expected = [
+        accepted * share * value for share, value in zip(trusted, damping.expected_log_changes(updates), strict=True)
+    ]
+    damping.settle(accepted * float(trusted.min()))
     if run.learner is not None:
         run.learner.add(updates)
         if complete:
@@ -463,18 +547,25 @@ def _folded(
     evidence.folded(sites, expected, change)
     board.returned(sites, ledger.version, change)
     outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
+    problems = [f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
+    for site, share in zip(sites, trusted, strict=True):
+        if share < 1:
+            problems.append(f"site {site}: its update goes too far, {share:.1g} of it was taken")
+        if board.struck(site, bool(share < STRIKE)) >= run.limits.strikes:
+            board.left(site, "quarantined: its updates go too far")
+            evidence.absent.add(site)
     return Event(
         fold=tally.folds,
         version=ledger.version,
         round=ledger.version / ledger.sites,
         sites=tuple(sites),
         wanted=damping.share,
-        accepted=damping.share * accepted,
+        accepted=damping.share * accepted * float(trusted.min()),
         taken_back=damping.share == 0,
         staleness=staleness,
         free_energy=free_energy,
         change=change,
-        problems=tuple(f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good),
+        problems=tuple(problems),
         seconds=tally.seconds,
         clock=tally.clock,
         messages=tally.messages,
@@ -505,6 +596,16 @@ def _kl(first: Family, second: Family) -> jax.Array:
 @eqx.filter_jit
 def _gain(posterior: Family, prior: Family) -> jax.Array:
     return posterior.log_partition() - prior.log_partition()
+
+
+def _trusted(posterior: Family, change: Family, most: float) -> float:
+    """The largest of 1, ½, ¼, … of a change that moves the posterior by at most so many nats."""
+    share = 1.0
+    while share > np.finfo(float).tiny:
+        if _divergence(posterior * change**share, posterior) <= most:
+            return share
+        share /= 2
+    return 0.0
 
 
 def _divergence(first: Family, second: Family) -> float:

@@ -24,6 +24,10 @@ class Board:
         self.outstanding: dict[int, int] = {}
         # In the order in which they became idle.
         self.idle: dict[int, None] = dict.fromkeys(range(sites))
+        # Who cannot be asked, and why.
+        self.away: dict[int, str] = {}
+        # How often in a row what sites said was out of all proportion.
+        self.strikes: dict[int, int] = {}
         self.last_change: dict[int, float] = {}
         self.last_visit: dict[int, int] = {}
 
@@ -38,6 +42,39 @@ class Board:
             del self.outstanding[site]
             self.idle[site] = None
             self.last_change[site], self.last_visit[site] = change, version
+
+    def dropped(self, site: int) -> None:
+        """What a site had been asked for comes to nothing."""
+        if self.outstanding.pop(site, None) is not None and site not in self.away:
+            self.idle[site] = None
+
+    def left(self, site: int, reason: str) -> None:
+        """A site cannot be asked any more."""
+        self.away[site] = reason
+        self.outstanding.pop(site, None)
+        self.idle.pop(site, None)
+
+    def came_back(self, site: int) -> None:
+        if self.away.pop(site, None) is not None:
+            self.idle[site] = None
+
+    def struck(self, site: int, again: bool) -> int:
+        """How often in a row, with this time."""
+        self.strikes[site] = self.strikes.get(site, 0) + 1 if again else 0
+        return self.strikes[site]
+
+    @property
+    def nobody(self) -> bool:
+        """Whether there is no site left to ask."""
+        return len(self.away) == self.sites
+
+    def turns(self, sites: Iterable[int]) -> Iterator[list[int]]:
+        """One site after the other, without those that are away; nobody, while all are."""
+        for site in sites:
+            while self.nobody:
+                yield []
+            if site not in self.away:
+                yield [site]
 
     def random(self) -> np.random.Generator:
         return np.random.default_rng((self.seed, 0x5C4ED))
@@ -87,9 +124,9 @@ class Sequential(Schedule):
     def plan(self, board: Board) -> Iterator[list[int]]:
         for number in range(self.passes):
             if self.together and number == 0:
-                yield list(range(board.sites))
+                yield [site for site in range(board.sites) if site not in board.away]
             else:
-                yield from ([site] for site in range(board.sites))
+                yield from board.turns(range(board.sites))
 
     def total(self, sites: int) -> int:
         return self.passes * sites
@@ -100,7 +137,7 @@ class OnePass(Schedule):
     """Each site once, in order: streaming variational Bayes, and variational continual learning."""
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        yield from ([site] for site in range(board.sites))
+        yield from board.turns(range(board.sites))
 
     def total(self, sites: int) -> int:
         return sites
@@ -118,7 +155,7 @@ class RandomOrder(Schedule):
     def plan(self, board: Board) -> Iterator[list[int]]:
         generator = board.random()
         for _ in range(self.passes):
-            yield from ([int(site)] for site in generator.permutation(board.sites))
+            yield from board.turns(map(int, generator.permutation(board.sites)))
 
     def total(self, sites: int) -> int:
         return self.passes * sites
@@ -134,18 +171,24 @@ class Priority(Schedule):
         check_count("schedule: ", updates=self.updates)
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        for number in range(self.updates):
-            yield [number if number < board.sites else self._most_urgent(board)]
+        for sites in board.turns(range(board.sites)):
+            if board.version == self.updates:
+                return
+            yield sites
+        while board.version < self.updates:
+            yield [] if board.nobody else [self._most_urgent(board)]
 
     @staticmethod
     def _most_urgent(board: Board) -> int:
         # A site that was held back may have changed nothing: it waits at most a hundred times longer than the first.
-        least = max(0.01 * max(board.last_change.values()), np.finfo(float).tiny)
+        least = max(0.01 * max(board.last_change.values(), default=0.0), np.finfo(float).tiny)
 
         def urgency(site: int) -> float:
+            if site not in board.last_visit:
+                return np.inf
             return max(board.last_change[site], least) * (board.version - board.last_visit[site])
 
-        return max(range(board.sites), key=urgency)
+        return max((site for site in range(board.sites) if site not in board.away), key=urgency)
 
     def total(self, sites: int) -> int:
         return self.updates
@@ -181,7 +224,10 @@ class Synchronous(Schedule):
         generator, number = board.random(), self._number(board.sites)
         for _ in range(self.rounds):
             everybody = number == board.sites
-            yield (list(range(number)) if everybody else sorted(map(int, generator.permutation(board.sites)[:number])))
+            order = range(board.sites) if everybody else map(int, generator.permutation(board.sites))
+            while board.nobody:
+                yield []
+            yield sorted(islice((site for site in order if site not in board.away), number))
 
     def total(self, sites: int) -> int:
         return self.rounds * self._number(sites)
@@ -212,11 +258,9 @@ class Asynchronous(Schedule):
         return True
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        asked = 0
-        while asked < self.updates:
-            chosen = list(islice(board.idle, min(self._room(board), self.updates - asked)))
-            asked += len(chosen)
-            yield chosen
+        while board.version < self.updates:
+            rest = self.updates - board.version - len(board.outstanding)
+            yield list(islice(board.idle, min(self._room(board), rest)))
 
     def _room(self, board: Board) -> int:
         """How many more may be sent off."""

@@ -78,13 +78,13 @@ def rounded(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def padded_together(shards: Sequence[Shard]) -> list[Shard]:
-    """Pad to a few sizes, because every size is compiled anew.
+def capacities(counts: Sequence[int]) -> list[int]:
+    """What to pad shards with so many rows to: a few sizes, because every size is compiled anew.
 
     The sizes are the largest, a quarter of it, and so on; sites move up a size where that adds less than a quarter to
     all rows together, or fewer than a thousand rows.
     """
-    rows = np.array([int(shard.rows) for shard in shards])
+    rows = np.asarray(counts)
     spare = max(1024, int(rows.sum()) // 4)
     largest = rounded(int(rows.max()))
     sizes = np.array([largest])
@@ -95,7 +95,13 @@ def padded_together(shards: Sequence[Shard]) -> list[Shard]:
         here = level == number
         if here.sum() * sizes[number + 1] <= spare:
             level[here] = number + 1
-    return [padded(shard, int(sizes[i])) for shard, i in zip(shards, level, strict=True)]
+    return [int(sizes[i]) for i in level]
+
+
+def padded_together(shards: Sequence[Shard]) -> list[Shard]:
+    """Shards of all sites of a run, padded."""
+    sizes = capacities([int(shard.rows) for shard in shards])
+    return [padded(shard, size) for shard, size in zip(shards, sizes, strict=True)]
 
 
 def check_rows(site: int | None, named: Mapping[str, np.ndarray]) -> None:

@@ -1,8 +1,8 @@
 """What survives a crash: the journal of a run, and saved results. SQLite and safetensors; never pickle.
 
-The journal holds every update in the order in which it was folded, committed before anybody hears of it. All else
-(ledger, damping, schedule, clock) is a deterministic function of the updates, so a run is resumed by folding them
-again.
+The journal holds everything that came from sites, in the order in which it was taken, committed before anybody hears of
+it. All else (ledger, damping, schedule, clock) is a deterministic function of that, so a run is resumed by going
+through it again.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import os
 import sqlite3
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,20 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from partita.errors import CorruptStorage, RunMismatch, StorageError
+from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
 from partita.ledger import Update
+from partita.messages import Arrival, Notice, Receipt, content_digest, decoded_update, encoded_update
 from partita.telemetry import Row, to_json
 
 FORMAT = 1
-NUMBERS = (
-    "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
-)  # fmt: skip
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE updates (
-    number INTEGER PRIMARY KEY, fold INTEGER NOT NULL, site INTEGER NOT NULL, version INTEGER NOT NULL,
+CREATE TABLE arrivals (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, site INTEGER NOT NULL, version INTEGER NOT NULL,
     payload BLOB NOT NULL, digest BLOB NOT NULL
 ) STRICT;
+CREATE INDEX by_site ON arrivals (site, version);
 CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
 """
 
@@ -84,7 +83,7 @@ class Journal:
 
     def _check(self, description: Row) -> None:
         tables = {name for (name,) in self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not {"meta", "updates", "history"} <= tables:
+        if not {"meta", "arrivals", "history"} <= tables:
             raise CorruptStorage(f"{self.path}: is not the journal of a run")
         stored = dict(self._database.execute("SELECT key, value FROM meta"))
         wanted = _meta(description)
@@ -94,40 +93,55 @@ class Journal:
                 f"{self.path}: this is another run; {', '.join(different)} differ: use the same, or another folder"
             )
 
-    def folds(self) -> Iterator[list[Update]]:
-        """The updates of each fold, in order, as they are on disk now."""
-        query = "SELECT number, fold, site, version, payload, digest FROM updates ORDER BY number"
-        last, current = 0, 0
-        batch: list[Update] = []
+    def recorded(self) -> Iterator[Arrival]:
+        """What was taken, in order, as it is on disk now."""
+        query = "SELECT number, kind, site, version, payload, digest FROM arrivals ORDER BY number"
+        last = 0
         try:
-            for number, fold, site, version, payload, digest in self._database.execute(query):
-                if _digest(number, fold, site, version, payload) != digest:
+            for number, kind, site, version, payload, digest in self._database.execute(query):
+                if _digest(number, kind, site, version, payload) != digest:
                     raise CorruptStorage(f"{self.path}: update {number} (site {site}) is not what was written")
-                if number != last + 1 or fold not in (current, current + 1):
+                if number != last + 1:
                     raise CorruptStorage(f"{self.path}: something is missing before update {number} (site {site})")
-                if fold != current and batch:
-                    yield batch
-                    batch = []
-                last, current = number, fold
-                batch.append(_decoded(site, version, payload, self._like))
+                last = number
+                yield self._arrival(number, kind, site, version, payload)
         except sqlite3.DatabaseError as error:
             raise CorruptStorage(f"{self.path}: {error}") from error
-        if batch:
-            yield batch
 
-    def append(self, fold: int, updates: Sequence[Update]) -> None:
-        """Commit a fold's updates; when this returns they are on disk."""
+    def _arrival(self, number: int, kind: Any, site: int, version: int, payload: bytes) -> Arrival:
         try:
+            if kind != "update":
+                return Notice(site, kind, payload.decode())
+            return decoded_update(site, version, payload, self._like)
+        except (MalformedUpdate, UnicodeDecodeError) as error:
+            raise CorruptStorage(f"{self.path}: update {number}: {error}") from error
+
+    def append(self, arrivals: Sequence[Arrival]) -> list[Receipt]:
+        """Commit what came; when this returns it is on disk."""
+        try:
+            reached("before write")
             with self._database:
-                last = self._database.execute("SELECT coalesce(max(number), 0) FROM updates").fetchone()[0]
+                last = self._database.execute("SELECT coalesce(max(number), 0) FROM arrivals").fetchone()[0]
                 rows = []
-                for number, update in enumerate(updates, last + 1):
-                    payload = _encoded(update)
-                    key = (number, fold, update.site, update.version)
+                for number, arrival in enumerate(arrivals, last + 1):
+                    if isinstance(arrival, Update):
+                        kind, version, payload = "update", arrival.version, encoded_update(arrival)
+                    else:
+                        kind, version, payload = arrival.kind, -1, arrival.reason.encode()
+                    key = (number, kind, arrival.site, version)
                     rows.append((*key, payload, _digest(*key, payload)))
-                self._database.executemany("INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?)", rows)
+                self._database.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", rows)
+                reached("before commit")
+            reached("after commit")
         except sqlite3.Error as error:
-            raise StorageError(f"{self.path}: could not write fold {fold}: {error}; it was not acknowledged") from error
+            raise StorageError(f"{self.path}: could not write: {error}; it was not acknowledged") from error
+        return [Receipt(row[0]) for row in rows]
+
+    def receipt(self, site: int, version: int) -> Receipt | None:
+        """Of the update that answered a task, if there is one."""
+        query = "SELECT number FROM arrivals WHERE site = ? AND version = ?"
+        found = self._database.execute(query, (site, version)).fetchone()
+        return None if found is None else Receipt(found[0])
 
     def add_row(self, fold: int, row: Row) -> None:
         """A row of history, for reports; written again on resume if it was lost."""
@@ -195,30 +209,19 @@ def _locked(path: Path) -> int:
     return handle
 
 
-def _digest(number: Any, fold: Any, site: Any, version: Any, payload: Any) -> bytes:
-    return hashlib.sha256(f"{number},{fold},{site},{version},".encode() + bytes(payload or b"")).digest()
+def _digest(number: Any, kind: Any, site: Any, version: Any, payload: Any) -> bytes:
+    digest = hashlib.sha256(f"{number},{kind},{site},{version},".encode())
+    digest.update(payload or b"")
+    return digest.digest()
 
 
-def _encoded(update: Update) -> bytes:
-    names = sorted(update.hyper_gradient)
-    numbers = [getattr(update, name) for name in NUMBERS]
-    arrays = {f"change.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(update.change))}
-    arrays["numbers"] = np.asarray(numbers, np.float64)
-    arrays.update({f"hyper.{name}": np.asarray(update.hyper_gradient[name], np.float64) for name in names})
-    return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+def reached(place: str) -> None:
+    """Called at places where a crash must do no harm: `failpoint` may be put there to make one."""
+    if failpoint is not None:
+        failpoint(place)
 
 
-def _decoded(site: int, version: int, payload: bytes, like: Family) -> Update:
-    try:
-        arrays = safetensors.load(payload)
-        leaves = [arrays[f"change.{i}"].reshape(a.shape) for i, a in enumerate(jax.tree.leaves(like))]
-        numbers = dict(zip(NUMBERS, arrays["numbers"].tolist(), strict=True))
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise CorruptStorage(f"update of site {site}, version {version}: {error}") from error
-    change = jax.tree.unflatten(jax.tree.structure(like), leaves)
-    hyper = {name[6:]: float(array.item()) for name, array in arrays.items() if name.startswith("hyper.")}
-    steps, outcome = int(numbers.pop("steps")), int(numbers.pop("outcome"))
-    return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
+failpoint: Callable[[str], None] | None = None
 
 
 def describe(value: Any, seen: frozenset[int] = frozenset()) -> Any:
@@ -268,7 +271,7 @@ def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: 
     target = Path(path)
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)
-    metadata = {"partita": text, "sha256": _content_digest(contiguous, text)}
+    metadata = {"partita": text, "sha256": content_digest(contiguous, text)}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -299,7 +302,7 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
         raise CorruptStorage(f"{path}: not a readable result ({error})") from error
     if "partita" not in metadata:
         raise CorruptStorage(f"{path}: was not written by Partita")
-    if metadata.get("sha256") != _content_digest(arrays, metadata["partita"]):
+    if metadata.get("sha256") != content_digest(arrays, metadata["partita"]):
         raise CorruptStorage(f"{path}: its contents are not what was written")
     about = json.loads(metadata["partita"])
     if about["format"] != FORMAT:
@@ -307,12 +310,3 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
             f"{path}: format {about['format']}, this version reads {FORMAT}: use the version that wrote it"
         )
     return arrays, about
-
-
-def _content_digest(arrays: dict[str, np.ndarray], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name}{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

@@ -42,6 +42,8 @@ class Event:
     posterior: Family
     total: int
     replayed: bool = False
+    # Updates that were refused since the last fold, in words.
+    refused: tuple[str, ...] = ()
     metrics: Row = field(default_factory=dict)
 
     @property
@@ -65,6 +67,7 @@ class Event:
             "change": self.change,
             "problems": len(self.problems),
             "problem": self.problems[0] if self.problems else None,
+            "refused": len(self.refused),
             "seconds": self.seconds,
             "clock": self.clock,
             "messages": self.messages,

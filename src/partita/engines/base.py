@@ -1,10 +1,11 @@
 """What carries tasks to sites and updates back, and the work that is the same wherever it is done."""
 
+import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
@@ -15,6 +16,7 @@ from partita.expectations import Expectation
 from partita.families import Family, inner
 from partita.free_energy import LocalProblem
 from partita.ledger import Task, Update, stacked
+from partita.messages import Arrival
 from partita.models import AbstractModel, Hyper
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard
@@ -34,7 +36,6 @@ class Job:
     model: AbstractModel
     solver: Solver
     expectation: Expectation
-    shards: Sequence[Shard]
     seed: int
     learns_hyper: bool
     waits: bool
@@ -43,35 +44,57 @@ class Job:
 class Engine(Protocol):
     """Carries messages. `at` is the run's clock when tasks were handed out; real engines ignore it."""
 
-    def open(self, job: Job) -> None: ...
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
+        """Get ready, with every site's data checked where they are."""
+        ...
+
+    def digests(self) -> list[str]:
+        """What every site's data are, to tell them from others."""
+        ...
 
     def submit(self, tasks: Sequence[Task], at: float) -> None: ...
 
-    def collect(self) -> list[Update]:
-        """Wait for at least one update."""
+    def collect(self) -> list[Arrival]:
+        """Wait for at least one update, or for news of a site."""
         ...
 
     def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
-        """E_q[log p(y_m | θ)] for every site."""
+        """E_q[log p(y_m | θ)] for every site; nan for those that do not answer."""
         ...
 
     def close(self) -> None: ...
 
 
+def loaded(model: AbstractModel, site: int, shard: Any) -> Shard:
+    """A site's data, checked; from the data themselves, or from a function that loads them."""
+    return model.shard(site, shard() if callable(shard) else shard)
+
+
+def shard_digest(shard: Shard) -> str:
+    """What a site's data are, to tell them from others."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(shard):
+        array = np.asarray(leaf)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
 class Worker:
-    """Does the work of some sites: all of them in one process, or the one that a remote process holds.
+    """Does the work of some sites: all of them in one process, or those that a remote process holds.
 
     Small sites whose shards have the same padded size are stacked, so that a round is one compiled call.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, shards: Mapping[int, Shard]):
         self.job = job
+        self.shards = shards
         self._kept: dict[int, Shard] = {}
 
     @cached_property
     def _groups(self) -> dict[tuple, list[int]]:
         groups: dict[tuple, list[int]] = {}
-        for site, shard in enumerate(self.job.shards):
+        for site, shard in self.shards.items():
             shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(shard))
             groups.setdefault(shapes, []).append(site)
         return groups
@@ -84,16 +107,16 @@ class Worker:
     def _stacks(self) -> dict[tuple, Shard]:
         """The shards of small sites, stacked by shape."""
         groups = {shape: sites for shape, sites in self._groups.items() if not self._is_large(sites[0])}
-        return {shape: stacked([self.job.shards[s] for s in sites]) for shape, sites in groups.items()}
+        return {shape: stacked([self.shards[s] for s in sites]) for shape, sites in groups.items()}
 
     def _is_large(self, site: int) -> bool:
-        shard = sum(leaf.nbytes for leaf in jax.tree.leaves(self.job.shards[site]))
+        shard = sum(leaf.nbytes for leaf in jax.tree.leaves(self.shards[site]))
         return shard > LARGE
 
     def _alone(self, site: int) -> Shard:
         """A large site's shard as a stack of one, kept where computations take it without a copy."""
         if site not in self._kept:
-            self._kept[site] = jax.device_put(jax.tree.map(lambda a: a[None], self.job.shards[site]))
+            self._kept[site] = jax.device_put(jax.tree.map(lambda a: a[None], self.shards[site]))
         return self._kept[site]
 
     def _stacked(self, shape: tuple, sites: Sequence[int]) -> Shard:
@@ -163,12 +186,13 @@ class Worker:
         ]
 
     def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
-        """E_q[log p(y_m | θ)] for every site here."""
-        job, values = self.job, np.zeros(len(self.job.shards))
+        """E_q[log p(y_m | θ)] for every site here, in order."""
+        job = self.job
+        values: dict[int, float] = {}
         with precision(job.model.dtype):
             for shape, group in self._groups.items():
                 for sites in self._parts(shape, group):
-                    values[sites] = _evaluate_sites(
+                    found = _evaluate_sites(
                         job.model,
                         job.expectation,
                         posterior,
@@ -177,7 +201,8 @@ class Worker:
                         self._stacked(shape, sites),
                         np.asarray(sites, np.uint32),
                     )
-        return values
+                    values.update(zip(sites, np.asarray(found, np.float64), strict=True))
+        return np.array([values[site] for site in self.shards])
 
 
 def _as_stack(families: Sequence[Family]) -> Family:

@@ -3,14 +3,17 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from partita.engines.base import Job, Worker
+from partita.engines.base import Job, Worker, loaded, shard_digest
 from partita.errors import InputError
 from partita.families import Family
-from partita.ledger import Task, Update
+from partita.ledger import Task
+from partita.messages import Arrival
 from partita.models import Hyper
+from partita.shards import padded_together
 
 
 @dataclass
@@ -23,15 +26,19 @@ class InProcess:
 
     speeds: Sequence[float] | None = None
 
-    def open(self, job: Job) -> None:
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
         if self.speeds is not None:
-            if len(self.speeds) != len(job.shards):
-                raise InputError(f"speeds: expected {len(job.shards)}, one per site, got {len(self.speeds)}")
+            if len(self.speeds) != len(shards):
+                raise InputError(f"speeds: expected {len(shards)}, one per site, got {len(self.speeds)}")
             if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
                 raise InputError("speeds: must be positive numbers")
-        self._worker = Worker(job)
+        checked = padded_together([loaded(job.model, site, shard) for site, shard in enumerate(shards)])
+        self._worker = Worker(job, dict(enumerate(checked)))
         self._queue: list[tuple[float, int, Task]] = []
         self._number = 0
+
+    def digests(self) -> list[str]:
+        return [shard_digest(shard) for shard in self._worker.shards.values()]
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         for task in tasks:
@@ -39,7 +46,7 @@ class InProcess:
             heapq.heappush(self._queue, (at + duration, self._number, task))
             self._number += 1
 
-    def collect(self) -> list[Update]:
+    def collect(self) -> list[Arrival]:
         """The next to finish; all that are outstanding, where the schedule waits for all anyway.
 
         So what is computed in one call does not depend on how far a resumed run had come.

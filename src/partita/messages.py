@@ -1,0 +1,169 @@
+"""What crosses a wire or goes to disk: arrays of declared shape and dtype in safetensors, checked before they are used.
+
+A message is one safetensors file. Its metadata say what it is; a SHA-256 of all of it is among them. Nothing is
+pickled, and nothing is read beyond the size that arrays of the declared shapes need.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from partita.errors import MalformedMessage, MalformedUpdate
+from partita.families import Family
+from partita.ledger import Task, Update
+
+# Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
+HEADER = 16_384
+NUMBERS = (
+    "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
+)  # fmt: skip
+
+NoticeKind = Literal["away", "back", "dropped", "quarantined", "retired"]
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something about a site that a run has to know, beside updates.
+
+    `away`: it does not answer, what it was asked for comes to nothing; `back`: it can be asked again; `dropped`: what
+    it was asked for comes to nothing, nothing else; `quarantined`: it is not asked again before somebody says so
+    (`back`); `retired`: its factor is to be divided out.
+    """
+
+    site: int
+    kind: NoticeKind
+    reason: str = ""
+
+
+Arrival = Update | Notice
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """That something is on disk: its number among all that was taken. A retry gets the receipt of the first."""
+
+    number: int
+
+
+def encoded_update(update: Update) -> bytes:
+    """An update as bytes, without site and version."""
+    numbers = [getattr(update, name) for name in NUMBERS]
+    arrays = _named("change", update.change)
+    arrays["numbers"] = np.asarray(numbers, np.float64)
+    arrays.update({f"hyper.{name}": np.asarray(v, np.float64) for name, v in sorted(update.hyper_gradient.items())})
+    return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+
+
+def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Update:
+    """The inverse, for a family of the shapes of `like`."""
+    try:
+        arrays = _arrays(payload, like)
+        leaves = _leaves("change", arrays, like)
+        numbers = dict(zip(NUMBERS, _numbers(arrays), strict=True))
+        hyper = {name[6:]: float(array.item()) for name, array in arrays.items() if name.startswith("hyper.")}
+        steps, outcome = int(numbers.pop("steps")), int(numbers.pop("outcome"))
+    except (SafetensorError, KeyError, ValueError, OverflowError, TypeError) as error:
+        raise MalformedUpdate(site, f"cannot be read: {error}") from error
+    change = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
+
+
+def encoded_task(task: Task) -> bytes:
+    """A task as bytes, all of it."""
+    arrays = {**_named("cavity", task.cavity), **_named("factor", task.factor)}
+    for name in ("start", "anchor"):
+        if (density := getattr(task, name)) is not None:
+            arrays.update(_named(name, density))
+    about = {"site": task.site, "version": task.version, "hyper": {n: float(v) for n, v in task.hyper.items()}}
+    return pack("task", about, arrays)
+
+
+def decoded_task(payload: bytes, like: Family) -> Task:
+    """The inverse."""
+    about, arrays = unpack("task", payload, like, densities=4)
+
+    def density(name: str) -> Family:
+        return jax.tree.unflatten(jax.tree.structure(like), _leaves(name, arrays, like))
+
+    try:
+        optional = {name: density(name) if f"{name}.0" in arrays else None for name in ("start", "anchor")}
+        hyper = {str(name): float(value) for name, value in about["hyper"].items()}
+        return Task(int(about["site"]), int(about["version"]), density("cavity"), density("factor"), hyper, **optional)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise MalformedMessage(f"task: cannot be read: {error}") from error
+
+
+def pack(kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A message: what it is, plain values, and arrays."""
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    text = json.dumps({"kind": kind, **about}, sort_keys=True, allow_nan=False)
+    return safetensors.save(contiguous, {"about": text, "sha256": content_digest(contiguous, text)})
+
+
+def unpack(kind: str, payload: bytes, like: Family, densities: int = 1) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The inverse, for a message with at most so many densities like this one."""
+    try:
+        arrays = _arrays(payload, like, densities)
+        header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])["__metadata__"]
+        text, digest = str(header["about"]), header["sha256"]
+        about = json.loads(text)
+        wrong = about.pop("kind") != kind or digest != content_digest(arrays, text)
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedMessage(f"{kind}: cannot be read: {error}") from error
+    if wrong:
+        raise MalformedMessage(f"{kind}: is another kind of message, or not what was sent")
+    return about, arrays
+
+
+def largest(like: Family, densities: int = 1) -> int:
+    """How many bytes a message with so many densities may have."""
+    return densities * like.nbytes + 8 + HEADER
+
+
+def _arrays(payload: bytes, like: Family, densities: int = 1) -> dict[str, np.ndarray]:
+    """What a payload holds; its size is looked at before its contents."""
+    most = largest(like, densities)
+    if len(payload) > most:
+        raise ValueError(f"{len(payload)} bytes where at most {most} are expected")
+    if len(payload) < 8 or int.from_bytes(payload[:8], "little") > HEADER:
+        raise ValueError("its header is too long, or missing")
+    return safetensors.load(bytes(payload))
+
+
+def _named(name: str, density: Family) -> dict[str, np.ndarray]:
+    return {f"{name}.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(density))}
+
+
+def _leaves(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> list[np.ndarray]:
+    leaves = []
+    for i, expected in enumerate(jax.tree.leaves(like)):
+        array = arrays[f"{name}.{i}"]
+        # Numbers without dimensions come back with one.
+        if array.dtype != expected.dtype or array.size != expected.size:
+            wanted = f"{expected.dtype} of shape {expected.shape}"
+            raise ValueError(f"{name}.{i}: expected {wanted}, got {array.dtype} of shape {array.shape}")
+        leaves.append(array.reshape(np.shape(expected)))
+    return leaves
+
+
+def _numbers(arrays: Mapping[str, np.ndarray]) -> Sequence[float]:
+    numbers = arrays["numbers"]
+    if numbers.dtype != np.float64 or numbers.shape != (len(NUMBERS),):
+        raise ValueError(f"numbers: expected {len(NUMBERS)}, got {numbers.dtype} of shape {numbers.shape}")
+    return numbers.tolist()
+
+
+def content_digest(arrays: Mapping[str, np.ndarray], text: str) -> str:
+    """Of arrays and what is said about them."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
