@@ -33,6 +33,9 @@ bench: .venv/dev.stamp
 
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume
+	$(BIN)/python -m experiments.failpoints
+	$(BIN)/python -m experiments.soak
+	FAULTS_STEPS=10000 $(BIN)/python -m pytest tests/test_faults.py -k test_01
 	$(BIN)/python -m experiments.estimator_checks
 
 picture: .venv/dev.stamp

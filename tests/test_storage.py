@@ -284,6 +284,7 @@ def test_a_tail_that_was_never_written_is_computed_again(finished, last):
     expected = fit().fingerprint
     with database(finished) as connection:
         connection.execute("DELETE FROM arrivals WHERE number > ?", (last,))
+    (finished / "lock").write_text(f"{last:20d}")
     assert fit(finished, resume=True).fingerprint == expected
 
 

@@ -50,11 +50,6 @@ class Task:
         return self.cavity * self.factor
 
     @property
-    def begin(self) -> Family:
-        """Where the refinement starts: the posterior, unless the model knows a better place for the first time."""
-        return self.posterior if self.start is None else self.start
-
-    @property
     def nbytes(self) -> int:
         densities = (self.cavity, self.factor, self.start, self.anchor)
         return sum(density.nbytes for density in densities if density is not None) + 8 * len(self.hyper)
@@ -105,7 +100,8 @@ class Ledger:
         self.sites = sites
         self.version = 0
         self.outstanding: dict[int, int] = {}
-        # Whose factors are being divided out.
+        # Whose factors are to be divided out, and of whom some is left.
+        self.retired: set[int] = set()
         self.leaving: set[int] = set()
         self._factors = self._nothing(prior)
         # A lower bound of all cavities, or None where it has to be computed afresh.
@@ -185,6 +181,7 @@ class Ledger:
         then the rest goes after later folds.
         """
         self.release(site)
+        self.retired.add(site)
         own = self._own([site])
         change = own**-1.0
         share = self._apply([site], change, _product(change))

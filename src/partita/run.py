@@ -15,7 +15,7 @@ import numpy as np
 from partita.accounting import Evidence, Tally
 from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker, loaded
-from partita.errors import InputError, NotOutstanding, RunMismatch, StaleUpdate, UpdateRefused
+from partita.errors import InputError, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
 from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.hyper import HyperLearner, LearnHyper
@@ -348,6 +348,7 @@ class Run:
         if history and history[-1]["problem"] is not None:
             warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
         values = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
+        values[sorted(self.ledger.retired)] = 0.0
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
             model=self.model,
@@ -449,6 +450,8 @@ class Inbox:
         self._recorded: Iterator[Arrival] = iter(()) if journal is None else journal.recorded()
         self._next: Arrival | None = next(self._recorded, None)
         self._held: dict[int, tuple[Task, float]] = {}
+        # Who was away when the journal ends: after a resume, everybody is asked again.
+        self._gone: dict[int, None] = {}
         self.replaying = False
         self.refused: list[UpdateRefused] = []
 
@@ -463,11 +466,15 @@ class Inbox:
         if self._next is not None:
             return [self._replayed()]
         self.replaying = False
-        fresh: dict[int, Arrival] = {}
+        fresh: dict[int, Arrival] = {site: Notice(site, "back", "the run was resumed") for site in self._gone}
+        self._gone.clear()
         while not fresh:
-            for arrival in self._engine.collect():
+            arrivals = self._engine.collect()
+            if not arrivals:
+                raise Stalled("nobody is working, and nobody can be asked")
+            for arrival in arrivals:
                 if isinstance(arrival, Update) and (arrival.site in arrived or arrival.site in fresh):
-                    self.refused.append(NotOutstanding(arrival.site, "its update came before"))
+                    self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
                 elif (good := self._checked(arrival)) is not None:
                     fresh[arrival.site] = good
         taken = list(fresh.values())
@@ -480,6 +487,10 @@ class Inbox:
         arrival, self._next = self._next, next(self._recorded, None)
         assert arrival is not None
         self.replaying = True
+        if isinstance(arrival, Notice):
+            self._gone.pop(arrival.site, None)
+            if arrival.kind == "away":
+                self._gone[arrival.site] = None
         held = self._held.pop(arrival.site, None)
         if held is None and isinstance(arrival, Update):
             raise RunMismatch(f"site {arrival.site}: the journal holds an update that this run did not ask for")
@@ -497,12 +508,22 @@ class Inbox:
             self._ledger.check([arrival])
             self._limits.check_age(arrival, self._ledger.version)
         except UpdateRefused as error:
-            self.refused.append(error)
             if isinstance(error, NotOutstanding):
+                self.refused.append(self._with_receipt(arrival, error))
                 return None
+            self.refused.append(error)
             kind: NoticeKind = "dropped" if isinstance(error, StaleUpdate) else "quarantined"
             return Notice(arrival.site, kind, str(error))
         return arrival
+
+    def _with_receipt(self, update: Update, error: NotOutstanding) -> NotOutstanding:
+        """A retry hears what became of the first."""
+        receipt = None if self._journal is None else self._journal.receipt(update.site, update.version)
+        return (
+            error
+            if receipt is None
+            else NotOutstanding(update.site, f"it was taken before, as number {receipt.number}")
+        )
 
     def check_exhausted(self) -> None:
         if self._next is not None:

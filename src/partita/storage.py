@@ -53,7 +53,8 @@ class Journal:
         with ExitStack() as opened:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                opened.callback(os.close, _locked(self.folder / "lock"))
+                self._lock = _locked(self.folder / "lock")
+                opened.callback(os.close, self._lock)
                 if self.path.exists() and not resume:
                     raise RunMismatch(
                         f"{self.folder} holds a run already: resume it (resume=True, --resume), or use another folder"
@@ -63,6 +64,7 @@ class Journal:
                 self._database = _connected(self.path)
                 opened.callback(self._database.close)
                 self._check(description)
+                self._check_mark()
                 self._rows = {fold for (fold,) in self._database.execute("SELECT fold FROM history")}
             except sqlite3.OperationalError as error:
                 raise StorageError(f"{self.path}: {error}") from error
@@ -92,6 +94,13 @@ class Journal:
             raise RunMismatch(
                 f"{self.path}: this is another run; {', '.join(different)} differ: use the same, or another folder"
             )
+
+    def _check_mark(self) -> None:
+        """That everything is there that was ever acknowledged, as far as the lock file knows."""
+        mark = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
+        (last,) = self._database.execute("SELECT coalesce(max(number), 0) FROM arrivals").fetchone()
+        if mark.isdigit() and int(mark) > last:
+            raise CorruptStorage(f"{self.path}: update {mark} was acknowledged, and only {last} are there")
 
     def recorded(self) -> Iterator[Arrival]:
         """What was taken, in order, as it is on disk now."""
@@ -132,6 +141,7 @@ class Journal:
                     rows.append((*key, payload, _digest(*key, payload)))
                 self._database.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", rows)
                 reached("before commit")
+            os.pwrite(self._lock, b"%20d" % rows[-1][0], 0)
             reached("after commit")
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: could not write: {error}; it was not acknowledged") from error

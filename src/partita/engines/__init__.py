@@ -2,5 +2,6 @@
 
 from partita.engines.base import Engine, Job, Worker, loaded
 from partita.engines.in_process import InProcess
+from partita.engines.ray import Ray
 
-__all__ = ["Engine", "InProcess", "Job", "Worker", "loaded"]
+__all__ = ["Engine", "InProcess", "Job", "Ray", "Worker", "loaded"]

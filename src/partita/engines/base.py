@@ -157,7 +157,7 @@ class Worker:
                 job.expectation,
                 job.learns_hyper,
                 np.asarray(first.start is not None),
-                first.begin,
+                first.cavity if first.start is None else first.start,
                 first.anchor,
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
@@ -234,7 +234,7 @@ def _refine_sites(
     expectation: Expectation,
     learns_hyper: bool,
     elsewhere: Array,
-    begin: Family,
+    start: Family,
     anchor: Family | None,
     hyper: Hyper,
     seed: Array,
@@ -244,8 +244,10 @@ def _refine_sites(
     shards: Shard,
     sites: Array,
 ) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
-    """The part of the algorithm that a site runs, for a stack of sites."""
-    mean = begin.mean()
+    """The part of the algorithm that a site runs, for a stack of sites.
+
+    What a site computes does not depend on who else is in the stack, to the last bit.
+    """
 
     def refine(
         args: tuple[Family, Family, Shard, Array],
@@ -254,10 +256,13 @@ def _refine_sites(
         key = site_key(seed, site, version)
         problem = LocalProblem(model, expectation, cavity, shard, hyper, anchor)
         # Solvers take it that they begin at cavity × factor; where the model knows a better place, the factor follows.
-        there = jax.tree.map(lambda a, b: jnp.where(elsewhere, a, b), begin / cavity, factor)
+        begin, there = jax.tree.map(
+            lambda a, b: jnp.where(elsewhere, a, b), (start, start / cavity), (cavity * factor, factor)
+        )
         refined, info = solver.refine(problem, begin, there, key=key)
         change = refined / cavity / factor
         gradient = problem.hyper_gradient(begin, key) if learns_hyper else {}
+        mean = begin.mean()
         return change, info, (inner(factor, mean), inner(change, mean)), gradient
 
     # A loop, not vmap: batched factorisations are slow, and can deadlock, on few cores.

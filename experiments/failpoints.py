@@ -1,0 +1,104 @@
+"""Kill a server at named places around write, commit and fold, resume it, kill it again, and compare what comes out.
+
+Run with `python -m experiments.failpoints [KILLS]`. A parent that has imported everything and computed nothing forks a
+child for each life of the server; the child kills itself with SIGKILL when it reaches a place for the n-th time.
+"""
+
+import os
+import random
+import signal
+import sqlite3
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import partita as pt
+from partita import storage
+from partita.runtime import cache_compilation
+
+PLACES = ("before write", "before commit", "after commit", "before fold", "after fold")
+UPDATES = 60
+
+
+def serve(folder: Path, cache: Path, place: str | None, hits: int) -> str:
+    """A run, or the rest of one, that dies when it reaches a place for the n-th time."""
+    left = [hits]
+
+    def crash(reached: str) -> None:
+        left[0] -= reached == place
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    storage.failpoint = None if place is None else crash
+    cache_compilation(cache)
+    X, y = pt.datasets.load("breast-cancer")
+    shards = pt.datasets.split((pt.datasets.standardised(X)[:, :5], y), sites=4)
+    acknowledged = (folder.parent / f"{folder.name}.acknowledged").open("a")
+
+    def note(event: pt.telemetry.Event) -> None:
+        if not event.replayed:
+            print(event.version, file=acknowledged, flush=True)
+
+    return pt.fit(
+        pt.models.LogisticRegression(features=5),
+        shards,
+        schedule=pt.schedules.Asynchronous(updates=UPDATES),
+        engine=pt.engines.InProcess(speeds=[1, 2, 3, 5]),
+        run_dir=folder,
+        resume=True,
+        callbacks=[note],
+    ).fingerprint
+
+
+def lived(*arguments: object) -> str | None:
+    """The fingerprint that a child ends with; None, if it was killed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            os.write(writing, serve(*arguments).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
+        text = stream.read().decode()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return None
+    assert text, "a server failed"
+    return text
+
+
+def main(kills: int = 200) -> None:
+    chance = random.Random(0)
+    done = runs = 0
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        expected = lived(place / "whole", place / "cache", None, 0)
+        while done < kills:
+            folder, found = place / f"run-{runs}", None
+            while found is None:
+                point, hits = chance.choice(PLACES), chance.randint(1, UPDATES // 3)
+                found = lived(folder, place / "cache", point if done < kills else None, hits)
+                done += found is None
+            assert found == expected, f"run {runs} ended elsewhere"
+            check(folder)
+            runs += 1
+    print(f"{done} kills in {runs} runs: all ended as the run that was never killed")
+
+
+def check(folder: Path) -> None:
+    """Whatever was acknowledged is on disk, and everything is there once."""
+    with closing(sqlite3.connect(folder / "journal.sqlite")) as database:
+        taken = database.execute("SELECT site, version FROM arrivals").fetchall()
+    assert len(set(taken)) == len(taken) == UPDATES
+    acknowledged = (folder.parent / f"{folder.name}.acknowledged").read_text().split()
+    assert sorted(map(int, acknowledged))[-1] == UPDATES
+    assert len(acknowledged) == len(set(acknowledged)), "something was acknowledged twice"
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""Runs with fifty sites that come and go, whose messages are lost and doubled, and a server that stops and is resumed.
+
+Run with `python -m experiments.soak [RUNS]`. Says how many complete; in all, the posterior is prior × ∏ factors.
+"""
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import partita as pt
+from experiments.chaos import Chaos
+from partita.run import Run, iterate, prepared
+
+SITES, UPDATES = 50, 300
+
+
+def lived(run: Run, folder: Path, folds: int) -> bool:
+    """Whether a run, or the rest of one, comes to its end within so many folds."""
+    run.engine.open(run.job(), run.shards)
+    try:
+        with run.journal(folder, resume=True) as journal:
+            for number, event in enumerate(iterate(run, journal)):
+                assert event.posterior.is_proper()
+                if not event.replayed and number >= folds:
+                    return False
+        return True
+    finally:
+        run.engine.close()
+
+
+def main(runs: int = 100) -> None:
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(SITES * 20, 3))
+    y = (X @ [1.0, -1.0, 0.5] + generator.logistic(size=len(X)) > 0).astype(float)
+    shards = [(X[i::SITES], y[i::SITES]) for i in range(SITES)]
+    complete = 0
+    for number in range(runs):
+        chance = random.Random(number)
+        with tempfile.TemporaryDirectory() as place:
+            for life in range(100):
+                faults = {name: chance.uniform(0, 0.2) for name in ("loss", "duplicate", "crash", "leave")}
+                run = prepared(
+                    pt.models.LogisticRegression(features=3),
+                    shards,
+                    schedule=pt.schedules.Asynchronous(updates=UPDATES),
+                    engine=Chaos(seed=1000 * number + life, **faults),
+                )
+                if lived(run, Path(place), chance.randrange(UPDATES)):
+                    complete += 1
+                    break
+            again = jax.tree.leaves(run.ledger.recomputed_posterior())
+            for a, b in zip(jax.tree.leaves(run.ledger.posterior), again, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+            assert run.ledger.version == UPDATES
+    print(f"{complete} of {runs} complete")
+    if complete < runs:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,269 @@
+"""Sites on a Ray cluster: actors that hold data, and answer tasks with updates."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.checks import check_count, check_positive
+from partita.engines.base import Job, Worker, loaded, shard_digest
+from partita.errors import EngineError, MalformedUpdate, PartitaError, Stalled
+from partita.families import Family
+from partita.ledger import Task
+from partita.messages import Arrival, Notice, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.models import Hyper, prior_of
+from partita.runtime import cache_compilation
+from partita.shards import Shard, capacities, padded
+
+
+class Holder:
+    """What an actor is: the data of some sites, loaded where it runs, and the work on them."""
+
+    def __init__(self, job: Job, shards: Mapping[int, Any], cache: str | None):
+        if cache is not None:
+            cache_compilation(Path(cache))
+        self._job = job
+        self._like = prior_of(job.model, job.model.hyper)
+        self._shards = {site: loaded(job.model, site, shard) for site, shard in shards.items()}
+        self._worker: Worker | None = None
+
+    def rows(self) -> dict[int, int]:
+        return {site: int(shard.rows) for site, shard in self._shards.items()}
+
+    def prepare(self, sizes: Mapping[int, int]) -> None:
+        """Pad to what all sites of the run have agreed on."""
+        ready: dict[int, Shard] = {site: padded(shard, sizes[site]) for site, shard in self._shards.items()}
+        self._worker = Worker(self._job, ready)
+
+    def digests(self) -> dict[int, str]:
+        assert self._worker is not None
+        return {site: shard_digest(shard) for site, shard in self._worker.shards.items()}
+
+    def refine(self, tasks: Sequence[bytes]) -> list[tuple[int, int, bytes]]:
+        assert self._worker is not None
+        updates = self._worker.refine([decoded_task(task, self._like) for task in tasks])
+        return [(update.site, update.version, encoded_update(update)) for update in updates]
+
+    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+        assert self._worker is not None
+        values = self._worker.evaluate(posterior, hyper)
+        return dict(zip(self._worker.shards, map(float, values), strict=True))
+
+
+@dataclass
+class Call:
+    """A call of an actor that has not answered yet."""
+
+    group: int
+    tasks: dict[int, Task]
+    since: float
+
+
+@dataclass
+class Ray:
+    """One actor per site, or per group of sites where there are more sites than `actors`.
+
+    Shards may be functions: they are called where the actor runs, so that data are loaded there and never travel. An
+    actor that dies, or does not answer in time, is made anew and asked again. What it answers is the same, because a
+    site's randomness depends on seed, site and version alone; and it is counted once. After `restarts` the sites of an
+    actor count as away, and the others go on without them.
+
+    A Ray cluster is one trust domain: whoever can reach it can run code on it.
+
+    Args:
+        address: of an existing cluster; else a local one is started, and stopped with the run, unless Ray runs already.
+        actors: at most so many; by default as many as the cluster has processors.
+        timeout: seconds that a call may take, compilation included.
+        patience: seconds without any answer, after which a run stops with `Stalled`; it can be resumed.
+        restarts: how often each actor is made anew.
+        cpus: that an actor asks the cluster for.
+        cache: folder in which actors keep compiled programs.
+    """
+
+    address: str | None = None
+    actors: int | None = None
+    timeout: float = 600.0
+    patience: float = 1200.0
+    restarts: int = 3
+    cpus: float = 1.0
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("Ray: ", timeout=self.timeout, patience=self.patience, cpus=self.cpus)
+        if self.actors is not None:
+            check_count("Ray: ", actors=self.actors)
+
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
+        self._ray = _ray()
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            quiet = {"log_to_driver": False, "configure_logging": False}
+            self._ray.init(self.address, **quiet, **({} if self.address else {"include_dashboard": False}))
+        try:
+            self._begin(job, shards)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, job: Job, shards: Sequence[Any]) -> None:
+        self._like = prior_of(job.model, job.model.hyper)
+        self._waits = job.waits
+        self._job = self._ray.put(job)
+        self._sites = len(shards)
+        most = self.actors or int(self._ray.cluster_resources().get("CPU", 1) / self.cpus) or 1
+        groups = min(most, len(shards))
+        self._group = {site: site % groups for site in range(len(shards))}
+        self._data = [
+            self._ray.put({site: shards[site] for site in range(len(shards)) if site % groups == group})
+            for group in range(groups)
+        ]
+        self._handles: list[Any] = [None] * groups
+        self._left = [self.restarts] * groups
+        self._calls: dict[Any, Call] = {}
+        self._notices: list[Arrival] = []
+        self._opened = self._heard = time.monotonic()
+        for group in range(groups):
+            self._make(group)
+        counts = self._all("rows")
+        sizes = capacities([counts[site] for site in range(self._sites)])
+        self._sizes = self._ray.put(dict(enumerate(sizes)))
+        self._all("prepare", self._sizes)
+
+    def _make(self, group: int) -> None:
+        options = {"num_cpus": self.cpus, "max_restarts": 0}
+        self._handles[group] = self._ray.remote(Holder).options(**options).remote(
+            self._job, self._data[group], self.cache
+        )  # fmt: skip
+
+    def _all(self, method: str, *arguments: Any) -> dict[int, Any]:
+        """The answers of all actors to one question, at the start, when everybody has to be there."""
+        calls = [getattr(handle, method).remote(*arguments) for handle in self._handles]
+        merged: dict[int, Any] = {}
+        try:
+            for answer in self._ray.get(calls, timeout=self.timeout):
+                merged.update(answer or {})
+        except self._ray.exceptions.GetTimeoutError:
+            raise EngineError(f"Ray: actors did not answer within {self.timeout:g} s: give the cluster more") from None
+        except self._ray.exceptions.RayError as error:
+            raise _own_error(error) from error
+        return merged
+
+    def digests(self) -> list[str]:
+        found = self._all("digests")
+        return [found[site] for site in range(self._sites)]
+
+    def submit(self, tasks: Sequence[Task], at: float) -> None:
+        by_group: dict[int, dict[int, Task]] = {}
+        for task in tasks:
+            by_group.setdefault(self._group[task.site], {})[task.site] = task
+        for group, mine in by_group.items():
+            # All at once, where the schedule waits for all anyway: an actor works on a stack of sites.
+            parts = [mine] if self._waits else [{site: task} for site, task in mine.items()]
+            for part in parts:
+                self._ask(group, part)
+
+    def _ask(self, group: int, tasks: dict[int, Task]) -> None:
+        if self._left[group] < 0:
+            self._notices += [Notice(site, "away", "its actor died too often") for site in tasks]
+            return
+        call = self._handles[group].refine.remote([encoded_task(task) for task in tasks.values()])
+        self._calls[call] = Call(group, tasks, time.monotonic())
+
+    def collect(self) -> list[Arrival]:
+        while True:
+            if self._notices:
+                notices, self._notices = self._notices, []
+                return notices
+            arrivals = self._arrived()
+            if arrivals:
+                self._heard = time.monotonic()
+                return arrivals
+            self._check_time()
+
+    def _arrived(self) -> list[Arrival]:
+        if not self._calls:
+            raise Stalled("Ray: nobody is working, and nobody can be asked: all actors died too often")
+        ready, _ = self._ray.wait(list(self._calls), timeout=min(1.0, self.timeout / 4))
+        arrivals: list[Arrival] = []
+        for reference in ready:
+            call = self._calls.pop(reference)
+            try:
+                answers = self._ray.get(reference)
+            except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
+                self._again(call, type(error).__name__)
+                continue
+            except self._ray.exceptions.RayError as error:
+                raise _own_error(error) from error
+            arrivals += [self._update(*answer) for answer in answers]
+        return arrivals
+
+    def _update(self, site: int, version: int, payload: bytes) -> Arrival:
+        try:
+            update = decoded_update(site, version, payload, self._like)
+        except MalformedUpdate as error:
+            return Notice(site, "quarantined", str(error))
+        return replace(update, finished_at=time.monotonic() - self._opened)
+
+    def _check_time(self) -> None:
+        now = time.monotonic()
+        for reference, call in list(self._calls.items()):
+            if now - call.since > self.timeout:
+                del self._calls[reference]
+                self._ray.kill(self._handles[call.group])
+                self._again(call, f"no answer within {self.timeout:g} s")
+        if now - self._heard > self.patience:
+            waiting = sorted(site for call in self._calls.values() for site in call.tasks)
+            raise Stalled(f"Ray: no answer for {self.patience:g} s from sites {waiting}; the run can be resumed")
+
+    def _again(self, lost: Call, reason: str) -> None:
+        """Make an actor anew, and ask it all that it had not answered."""
+        group, calls = lost.group, [lost]
+        for reference, call in list(self._calls.items()):
+            if call.group == group:
+                calls.append(self._calls.pop(reference))
+        self._left[group] -= 1
+        if self._left[group] < 0:
+            sites = [site for site, own in self._group.items() if own == group]
+            self._notices += [Notice(site, "away", f"its actor died too often: {reason}") for site in sites]
+            return
+        self._make(group)
+        self._handles[group].prepare.remote(self._sizes)
+        for call in calls:
+            self._ask(group, call.tasks)
+
+    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
+        values = np.full(self._sites, np.nan)
+        alive = [group for group, left in enumerate(self._left) if left >= 0]
+        calls = [self._handles[group].evaluate.remote(posterior, dict(hyper)) for group in alive]
+        for call in calls:
+            try:
+                found = self._ray.get(call, timeout=self.timeout)
+            except self._ray.exceptions.RayError:
+                continue
+            for site, value in found.items():
+                values[site] = value
+        return values
+
+    def close(self) -> None:
+        for handle in getattr(self, "_handles", []):
+            if handle is not None:
+                self._ray.kill(handle)
+        if self._own:
+            self._ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise EngineError("Ray is not installed: pip install 'partita[ray]'") from None
+    return ray
+
+
+def _own_error(error: Any) -> PartitaError:
+    """What a site said, if it was one of ours; else what Ray says."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, PartitaError) else EngineError(f"Ray: {str(error).strip().splitlines()[-1]}")
