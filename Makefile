@@ -10,7 +10,7 @@ demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
 check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
@@ -35,6 +35,7 @@ soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume
 	$(BIN)/python -m experiments.failpoints
 	$(BIN)/python -m experiments.soak
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 	FAULTS_STEPS=10000 $(BIN)/python -m pytest tests/test_faults.py -k test_01
 	$(BIN)/python -m experiments.estimator_checks
 

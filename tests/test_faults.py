@@ -189,10 +189,10 @@ def test_02_a_retry_gets_the_first_receipt(tmp_path):
 
 def test_03_04_a_server_killed_anywhere_ends_as_if_it_had_not_been():
     """At named places around write, commit and fold; bit-identical. `make soak` has 200 kills."""
-    command = [sys.executable, "-m", "experiments.failpoints", "3"]
+    command = [sys.executable, "-m", "experiments.failpoints", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("3 kills")
+    assert done.stdout.startswith("2 kills")
 
 
 def test_04_every_posterior_is_replayed_to_the_last_bit(tmp_path):
@@ -380,11 +380,11 @@ def test_15_when_all_sites_die_it_says_so(tmp_path):
 
 
 def test_16_many_sites_that_come_and_go_and_a_server_that_stops(tmp_path):
-    """Two runs; `make soak` has a hundred."""
-    command = [sys.executable, "-m", "experiments.soak", "2"]
+    """One run; `make soak` has a hundred."""
+    command = [sys.executable, "-m", "experiments.soak", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "2 of 2 complete" in done.stdout
+    assert "1 of 1 complete" in done.stdout
 
 
 def test_limits_are_checked():

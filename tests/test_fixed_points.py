@@ -111,6 +111,7 @@ def local_free_energies(result):
     return [value - posterior.expected_log(factor) - scale for factor, value in pairs]
 
 
+@pytest.mark.slow
 def test_one_datum_per_site_reaches_it_too(cancer, optimum):
     shards = pt.datasets.split(cancer, sites=len(cancer[1]))
     result = pt.fit(optimum.model, shards, schedule=pt.schedules.Synchronous(rounds=60), damping=1.0)

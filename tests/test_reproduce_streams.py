@@ -112,6 +112,7 @@ def test_banana_rows_and_pictures():
     assert len(beliefs(rows).data) == 3
 
 
+@pytest.mark.slow
 def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
     """Of one batch they are what sites find in another way; a second one leaves them alone."""
     first, second, _ = banana.parts(banana.load(quick=True)[0], banana.SETTINGS[0])

@@ -23,6 +23,7 @@ def many():
 MODEL = pt.models.LogisticRegression(features=5, intercept=False)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_rounds(many):
     """It grows with the factors, not with sites × rounds."""
 

@@ -445,6 +445,7 @@ def kill(process):
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     """And while another process is alive, nobody else gets in."""
     run_dir, cache, seen = tmp_path / "killed", tmp_path / "cache", [0]

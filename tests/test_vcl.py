@@ -60,6 +60,7 @@ def test_coreset_rows_are_held_out():
     assert np.array_equal(rest[0][:, 0], rest[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vcl-random-coreset", "vcl-k-centre-coreset"])
 def test_the_stream_never_sees_a_coreset(images, tiny, method, monkeypatch):
     seen = []

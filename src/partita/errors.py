@@ -34,7 +34,11 @@ class ShardError(InputError):
     def __init__(self, site: int | None, argument: str, problem: str):
         self.site = site
         self.argument = argument
+        self.problem = problem
         super().__init__(f"{argument}: {problem}" if site is None else f"site {site}: {argument}: {problem}")
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.site, self.argument, self.problem)
 
 
 class ConfigError(InputError):
@@ -58,7 +62,11 @@ class UpdateRefused(PartitaError):
 
     def __init__(self, site: int, problem: str):
         self.site = site
+        self.problem = problem
         super().__init__(f"site {site}: {problem}")
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.site, self.problem)
 
 
 class NotOutstanding(UpdateRefused):

@@ -77,6 +77,7 @@ def test_a_likelihood_is_averaged_over_what_the_points_leave_open(power):
         assert float(model.pointwise(np.float64(0.7), np.array([1.0, 0.5]), {})) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_noise_can_be_learnt():
     """By the sites' shares of the gradient, to the maximum of the collapsed bound."""
     points = np.linspace(-3, 3, 12)[:, None]

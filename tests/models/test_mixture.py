@@ -82,6 +82,7 @@ def test_one_component_is_conjugate(flowers, covariance):
         assert_allclose(each.precision_times_location[:, 0], beta * centre, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_any_partition_has_the_same_optimum_and_no_pass_loses(flowers):
     model = pt.models.GaussianMixture(2, 2, **PRIOR)
     start = model.begin(flowers)

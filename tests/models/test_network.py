@@ -410,6 +410,7 @@ def test_an_equinox_module_is_applied_to_every_row():
     assert {leaf.shape for leaf in jax.tree.leaves(prior.precision)} == {(5, 3), (5,), (4, 5), (4,)}
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_learns_digits():
     first, second = jax.random.split(jax.random.key(0))
     network = eqx.nn.Sequential(

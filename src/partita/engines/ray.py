@@ -1,5 +1,6 @@
 """Sites on a Ray cluster: actors that hold data, and answer tasks with updates."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,10 @@ class Holder:
         self._like = prior_of(job.model, job.model.hyper)
         self._shards = {site: loaded(job.model, site, shard) for site, shard in shards.items()}
         self._worker: Worker | None = None
+
+    def process(self) -> int:
+        """Where it runs."""
+        return os.getpid()
 
     def rows(self) -> dict[int, int]:
         return {site: int(shard.rows) for site, shard in self._shards.items()}

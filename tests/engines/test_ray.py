@@ -1,0 +1,122 @@
+"""Ray on two nodes of one machine: equal to in-process to the last bit, also when actors and a node are killed."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import partita as pt
+from partita.errors import InputError, ShardError, Stalled
+from partita.schedules import Asynchronous, Sequential, Synchronous
+
+ray = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:os.fork", "ignore::ResourceWarning"),
+]
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(50, 2))
+Y = (X[:, 0] + 0.5 * GENERATOR.normal(size=50) > 0).astype(float)
+SHARDS = [(X[i::5], Y[i::5]) for i in range(5)]
+MODEL = pt.models.LogisticRegression(features=2)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    ray.init(cluster.address, log_to_driver=False)
+    cluster.second = cluster.add_node(num_cpus=1)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def engine(cluster, tmp_path_factory):
+    cache = str(tmp_path_factory.getbasetemp() / "jax")
+    return lambda **settings: pt.engines.Ray(**{"cpus": 0.5, "timeout": 60.0, "cache": cache, **settings})
+
+
+def fit(engine=None, schedule=None, shards=SHARDS, **others):
+    return pt.fit(MODEL, shards, schedule=schedule or Synchronous(rounds=4), engine=engine, **others)
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=4), Sequential(passes=2)])
+def test_equal_to_in_process_bit_for_bit(engine, schedule):
+    result = fit(engine(), schedule)
+    assert result.fingerprint == fit(None, schedule).fingerprint
+    assert result.log_evidence == fit(None, schedule).log_evidence
+
+
+def test_asynchronous_updates_end_near_the_synchronous_fixed_point(engine):
+    there = fit(None, Synchronous(rounds=60)).posterior
+    result = fit(engine(), Asynchronous(updates=150))
+    assert len(result.history) == 150
+    assert max(row["staleness"] for row in result.history) > 0
+    assert np.max(np.abs(result.posterior.location - there.location) / there.scale) < 0.02
+
+
+def process_of(engine, group):
+    return ray.get(engine._handles[group].process.remote())
+
+
+def test_an_actor_that_is_killed_is_made_anew_and_nothing_is_counted_twice(engine):
+    ours = engine(actors=3)
+
+    def kill(event):
+        if event.fold == 2:
+            os.kill(process_of(ours, 1), signal.SIGKILL)
+
+    assert fit(ours, callbacks=[kill]).fingerprint == fit().fingerprint
+
+
+def test_a_node_that_dies_takes_nothing_with_it(cluster, engine):
+    """Its actors are made anew on the other node, from functions that load their data there."""
+    ours = engine(actors=2, cpus=0.5)
+
+    def kill(event):
+        if event.fold == 2:
+            cluster.remove_node(cluster.second)
+            cluster.second = None
+
+    loaders = [lambda shard=shard: shard for shard in SHARDS]
+    try:
+        assert fit(ours, shards=loaders, callbacks=[kill]).fingerprint == fit().fingerprint
+    finally:
+        cluster.second = cluster.add_node(num_cpus=1)
+
+
+def test_sites_whose_actor_dies_too_often_are_left_behind(engine):
+    ours = engine(actors=5, cpus=0.2, restarts=0)
+
+    def kill(event):
+        if event.fold == 2:
+            os.kill(process_of(ours, 4), signal.SIGKILL)
+
+    result = fit(ours, callbacks=[kill])
+    assert [row["sites"] for row in result.history] == [5, 5, 4, 4]
+    assert np.isnan(result.log_evidence)
+
+
+def test_when_all_are_dead_it_says_so(engine):
+    ours = engine(actors=1, restarts=0)
+
+    def kill(event):
+        os.kill(process_of(ours, 0), signal.SIGKILL)
+
+    began = time.monotonic()
+    with pytest.raises(Stalled, match="died too often"):
+        fit(ours, callbacks=[kill])
+    assert time.monotonic() - began < 60
+
+
+def test_a_site_with_bad_data_says_which_and_why(engine):
+    with pytest.raises(ShardError, match=r"site 1: X: expected 2 features"):
+        fit(engine(), shards=[SHARDS[0], (X[:, :1], Y)])
+    with pytest.raises(InputError, match="Ray: timeout"):
+        pt.engines.Ray(timeout=0.0)
