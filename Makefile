@@ -30,6 +30,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.network_round
 	$(BIN)/python -m benchmarks.streaming_gp
 	$(BIN)/python -m benchmarks.unification
+	$(BIN)/python -m benchmarks.server
 
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume

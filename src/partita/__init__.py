@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from partita.errors import PartitaError
     from partita.estimators import StreamingGPClassifier, StreamingGPRegressor
     from partita.hyper import LearnHyper
+    from partita.limits import Limits
     from partita.models import Model
     from partita.result import Result, load
     from partita.run import events, evidence, fit, partial_fit
@@ -55,6 +56,7 @@ _MODULES = (
 )
 _NAMES = {
     "LearnHyper": "partita.hyper",
+    "Limits": "partita.limits",
     "Model": "partita.models",
     "PartitaError": "partita.errors",
     "Result": "partita.result",
