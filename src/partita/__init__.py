@@ -71,6 +71,7 @@ _NAMES = {
 
 __all__ = [
     "LearnHyper",
+    "Limits",
     "Model",
     "PartitaError",
     "Result",
