@@ -4,13 +4,13 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test check format bench soak picture lock clean
+.PHONY: demo test engines check format bench soak picture lock clean
 
 demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not engines"
 
 check: .venv/dev.stamp
 	$(BIN)/ruff format --check .
@@ -32,6 +32,10 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.unification
 	$(BIN)/python -m benchmarks.server
 
+engines: .venv/dev.stamp
+	$(PIP) -e '.[ray]'
+	$(BIN)/python -m pytest -m engines
+
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume
 	$(BIN)/python -m experiments.failpoints
@@ -48,7 +52,7 @@ picture: .venv/dev.stamp
 # The newest versions that the ranges allow, in an environment of its own.
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet '.[dev]'
+	.venv-lock/bin/python -m pip install --quiet '.[dev,ray]'
 	.venv-lock/bin/python -m pip freeze --exclude partita > constraints.txt
 	rm -rf .venv-lock build
 

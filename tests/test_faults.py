@@ -379,6 +379,7 @@ def test_15_when_all_sites_die_it_says_so(tmp_path):
     assert fit(run_dir=tmp_path, resume=True).posterior.is_proper()
 
 
+@pytest.mark.slow
 def test_16_many_sites_that_come_and_go_and_a_server_that_stops(tmp_path):
     """One run; `make soak` has a hundred."""
     command = [sys.executable, "-m", "experiments.soak", "1"]

@@ -13,7 +13,7 @@ from partita.schedules import Asynchronous, Sequential, Synchronous
 
 ray = pytest.importorskip("ray")
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
+    pytest.mark.engines,
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:os.fork", "ignore::ResourceWarning"),
 ]
 

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ class Holder:
     def __init__(self, job: Job, shards: Mapping[int, Any], cache: str | None):
         if cache is not None:
             cache_compilation(Path(cache))
-        self._job = job
+        self._job, self._given = job, shards
         self._like = prior_of(job.model, job.model.hyper)
-        self._shards = {site: loaded(job.model, site, shard) for site, shard in shards.items()}
         self._worker: Worker | None = None
 
     def process(self) -> int:
         """Where it runs."""
         return os.getpid()
+
+    @cached_property
+    def _shards(self) -> dict[int, Shard]:
+        return {site: loaded(self._job.model, site, shard) for site, shard in self._given.items()}
 
     def rows(self) -> dict[int, int]:
         return {site: int(shard.rows) for site, shard in self._shards.items()}
