@@ -114,7 +114,7 @@ def test_nothing_is_admissible_from_the_boundary_or_beyond(edge):
 
 @given(definite(), definite(), vectors, vectors)
 def test_lower_bound_is_below_both_and_touches_both(first, second, a, b):
-    bound = lower_bound(Cone((a,), (first,)), Cone((b,), (second,)))
+    bound = lower_bound([Cone((a,), (first,)), Cone((b,), (second,))])
     (values,), (matrix,) = bound
     scale = 1e-9 * (np.abs(first).max() + np.abs(second).max())
     assert_allclose(values, np.minimum(a, b))
@@ -127,7 +127,7 @@ def test_lower_bound_is_below_both_and_touches_both(first, second, a, b):
 
 @given(definite(), definite(), symmetric())
 def test_a_share_that_suits_the_lower_bound_suits_both(first, second, change):
-    bound = lower_bound(Cone(definite=(first,)), Cone(definite=(second,)))
+    bound = lower_bound([Cone(definite=(first,)), Cone(definite=(second,))])
     share = admissible_share(bound, Cone(definite=(bound.definite[0] + change,)))
     for matrix in (first, second):
         assert np.linalg.eigvalsh(matrix + share * change)[0] > 0
