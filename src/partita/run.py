@@ -557,7 +557,8 @@ def _folded(
 
     accepted = ledger.fold(updates, temper)
     expected = [
-        accepted * share * value for share, value in zip(trusted, damping.expected_log_changes(updates), strict=True)
+        accepted * share * value
+        for share, value in zip(trusted.tolist(), damping.expected_log_changes(updates), strict=True)
     ]
     damping.settle(accepted * float(trusted.min()))
     if run.learner is not None:
