@@ -1,7 +1,7 @@
 """What a run keeps count of: messages, bytes and seconds; and the free energy, as sites have reported it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from partita.ledger import Task, Update
@@ -80,8 +80,6 @@ class Evidence:
     moved: float = 0.0
     moved_when_sent: dict[int, float] = field(default_factory=dict)
     moved_when_seen: dict[int, float] = field(default_factory=dict)
-    # Who cannot report; what they said last stands.
-    absent: set[int] = field(default_factory=set)
 
     def sent(self, sites: Sequence[int]) -> None:
         self.moved_when_sent.update(dict.fromkeys(sites, self.moved))
@@ -115,9 +113,9 @@ class Evidence:
         """F(q), given A(q) - A(prior); None until every site has reported."""
         return self.total + log_partitions if len(self.terms) == self.sites else None
 
-    def is_complete(self) -> bool:
-        """Whether every site has reported since the last time that this was true."""
-        if not self.fresh or len(self.fresh | self.absent) < self.sites:
+    def is_complete(self, away: Iterable[int] = ()) -> bool:
+        """Whether every site has reported since the last time that this was true, but for those that cannot."""
+        if not self.fresh or len(self.fresh.union(away)) < self.sites:
             return False
         self.fresh.clear()
         self.total = math.fsum(self.terms.values())

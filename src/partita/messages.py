@@ -45,13 +45,6 @@ class Notice:
 Arrival = Update | Notice
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """That something is on disk: its number among all that was taken. A retry gets the receipt of the first."""
-
-    number: int
-
-
 def encoded_update(update: Update) -> bytes:
     """An update as bytes, without site and version."""
     numbers = [getattr(update, name) for name in NUMBERS]

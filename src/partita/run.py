@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -14,19 +14,20 @@ import numpy as np
 
 from partita.accounting import Evidence, Tally
 from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
-from partita.engines import Engine, InProcess, Job, Worker, loaded
-from partita.errors import InputError, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
+from partita.engines import Engine, InProcess, Job, Worker, all_loaded
+from partita.errors import InputError
 from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.hyper import HyperLearner, LearnHyper
-from partita.ledger import Ledger, SharedLedger, Task, Update, rows_of
+from partita.inbox import Inbox
+from partita.ledger import Ledger, SharedLedger, Update, rows_of
 from partita.limits import STRIKE, Limits
-from partita.messages import Arrival, Notice, NoticeKind
+from partita.messages import Notice
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.runtime import on_host, precision
 from partita.schedules import Board, Schedule, Synchronous
-from partita.shards import Shard, padded_together
+from partita.shards import Shard
 from partita.solvers import FixedPoint, Outcome, Solver
 from partita.storage import Journal, describe, reached
 from partita.telemetry import Callback, Event
@@ -281,7 +282,7 @@ def check_sites(model: AbstractModel, shards: Sequence[Any]) -> None:
 def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
     """Every site's data, checked before any work begins."""
     check_sites(model, shards)
-    return padded_together([loaded(model, site, shard) for site, shard in enumerate(shards)])
+    return all_loaded(model, shards)
 
 
 def check_seed(seed: Any) -> int:
@@ -375,7 +376,7 @@ class Run:
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
     ledger, schedule = run.ledger, run.schedule
-    inbox = Inbox(run, journal)
+    inbox = Inbox(run.engine, ledger, run.limits, journal)
     damping = run.damping.begin(ledger.sites, schedule.parallel, run.stochastic)
     board = Board(ledger.sites, run.seed)
     tally, evidence, plan = Tally(), Evidence(ledger.sites, run.shared), schedule.plan(board)
@@ -429,105 +430,11 @@ def _noted(notice: Notice, ledger: Ledger, board: Board, tally: Tally, evidence:
         board.dropped(site)
     elif notice.kind == "back":
         board.came_back(site)
-        evidence.absent.discard(site)
     else:
         board.left(site, notice.reason or notice.kind)
-        evidence.absent.add(site)
         if notice.kind == "retired":
             ledger.retire(site)
             evidence.retired(site)
-
-
-class Inbox:
-    """What comes from sites: each update once, checked, and on disk before anybody hears of it.
-
-    On resume what the journal holds comes first. Meanwhile tasks are kept back; those that it does not answer go to the
-    engine afterwards.
-    """
-
-    def __init__(self, run: Run, journal: Journal | None):
-        self._engine, self._ledger, self._limits, self._journal = run.engine, run.ledger, run.limits, journal
-        self._recorded: Iterator[Arrival] = iter(()) if journal is None else journal.recorded()
-        self._next: Arrival | None = next(self._recorded, None)
-        self._held: dict[int, tuple[Task, float]] = {}
-        # Who was away when the journal ends: after a resume, everybody is asked again.
-        self._gone: dict[int, None] = {}
-        self.replaying = False
-        self.refused: list[UpdateRefused] = []
-
-    def submit(self, tasks: Sequence[Task], at: float) -> None:
-        if self._next is None:
-            self._engine.submit(tasks, at)
-        else:
-            self._held.update({task.site: (task, at) for task in tasks})
-
-    def collect(self, arrived: Mapping[int, Update]) -> list[Arrival]:
-        """Wait for something new, given what has arrived and is not folded yet."""
-        if self._next is not None:
-            return [self._replayed()]
-        self.replaying = False
-        fresh: dict[int, Arrival] = {site: Notice(site, "back", "the run was resumed") for site in self._gone}
-        self._gone.clear()
-        while not fresh:
-            arrivals = self._engine.collect()
-            if not arrivals:
-                raise Stalled("nobody is working, and nobody can be asked")
-            for arrival in arrivals:
-                if isinstance(arrival, Update) and (arrival.site in arrived or arrival.site in fresh):
-                    self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
-                elif (good := self._checked(arrival)) is not None:
-                    fresh[arrival.site] = good
-        taken = list(fresh.values())
-        if self._journal is not None:
-            self._journal.append(taken)
-        reached("before fold")
-        return taken
-
-    def _replayed(self) -> Arrival:
-        arrival, self._next = self._next, next(self._recorded, None)
-        assert arrival is not None
-        self.replaying = True
-        if isinstance(arrival, Notice):
-            self._gone.pop(arrival.site, None)
-            if arrival.kind == "away":
-                self._gone[arrival.site] = None
-        held = self._held.pop(arrival.site, None)
-        if held is None and isinstance(arrival, Update):
-            raise RunMismatch(f"site {arrival.site}: the journal holds an update that this run did not ask for")
-        if self._next is None:
-            for task, at in self._held.values():
-                self._engine.submit([task], at)
-            self._held.clear()
-        return arrival
-
-    def _checked(self, arrival: Arrival) -> Arrival | None:
-        """What is taken: an update that is good, or what follows from one that is not; nothing, if nobody asked."""
-        if not isinstance(arrival, Update):
-            return arrival
-        try:
-            self._ledger.check([arrival])
-            self._limits.check_age(arrival, self._ledger.version)
-        except UpdateRefused as error:
-            if isinstance(error, NotOutstanding):
-                self.refused.append(self._with_receipt(arrival, error))
-                return None
-            self.refused.append(error)
-            kind: NoticeKind = "dropped" if isinstance(error, StaleUpdate) else "quarantined"
-            return Notice(arrival.site, kind, str(error))
-        return arrival
-
-    def _with_receipt(self, update: Update, error: NotOutstanding) -> NotOutstanding:
-        """A retry hears what became of the first."""
-        receipt = None if self._journal is None else self._journal.receipt(update.site, update.version)
-        return (
-            error
-            if receipt is None
-            else NotOutstanding(update.site, f"it was taken before, as number {receipt.number}")
-        )
-
-    def check_exhausted(self) -> None:
-        if self._next is not None:
-            raise RunMismatch("the journal holds more updates than the schedule asks for: raise its budget")
 
 
 def _folded(
@@ -537,7 +444,7 @@ def _folded(
     work = tally.received(updates, ledger.version)
     staleness = max(one.staleness for one in work)
     evidence.report(updates)
-    complete = evidence.is_complete()
+    complete = evidence.is_complete(board.away)
     free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
     start = run.start if updates[0].version == 0 else None
     if start is not None:
@@ -575,7 +482,6 @@ def _folded(
             problems.append(f"site {site}: its update goes too far, {share:.1g} of it was taken")
         if board.struck(site, bool(share < STRIKE)) >= run.limits.strikes:
             board.left(site, "quarantined: its updates go too far")
-            evidence.absent.add(site)
     return Event(
         fold=tally.folds,
         version=ledger.version,

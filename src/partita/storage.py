@@ -28,7 +28,7 @@ from safetensors import numpy as safetensors
 from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
 from partita.ledger import Update
-from partita.messages import Arrival, Notice, Receipt, content_digest, decoded_update, encoded_update
+from partita.messages import Arrival, Notice, content_digest, decoded_update, encoded_update
 from partita.telemetry import Row, to_json
 
 FORMAT = 1
@@ -125,7 +125,7 @@ class Journal:
         except (MalformedUpdate, UnicodeDecodeError) as error:
             raise CorruptStorage(f"{self.path}: update {number}: {error}") from error
 
-    def append(self, arrivals: Sequence[Arrival]) -> list[Receipt]:
+    def append(self, arrivals: Sequence[Arrival]) -> None:
         """Commit what came; when this returns it is on disk."""
         try:
             reached("before write")
@@ -143,15 +143,14 @@ class Journal:
                 reached("before commit")
             os.pwrite(self._lock, b"%20d" % rows[-1][0], 0)
             reached("after commit")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise StorageError(f"{self.path}: could not write: {error}; it was not acknowledged") from error
-        return [Receipt(row[0]) for row in rows]
 
-    def receipt(self, site: int, version: int) -> Receipt | None:
-        """Of the update that answered a task, if there is one."""
+    def receipt(self, site: int, version: int) -> int | None:
+        """The number of the update that answered a task, if there is one."""
         query = "SELECT number FROM arrivals WHERE site = ? AND version = ?"
         found = self._database.execute(query, (site, version)).fetchone()
-        return None if found is None else Receipt(found[0])
+        return None if found is None else found[0]
 
     def add_row(self, fold: int, row: Row) -> None:
         """A row of history, for reports; written again on resume if it was lost."""

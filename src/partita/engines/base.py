@@ -1,6 +1,5 @@
 """What carries tasks to sites and updates back, and the work that is the same wherever it is done."""
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from partita.expectations import Expectation
 from partita.families import Family, inner
 from partita.free_energy import LocalProblem
 from partita.ledger import Task, Update, stacked
-from partita.messages import Arrival
+from partita.messages import Arrival, content_digest
 from partita.models import AbstractModel, Hyper
 from partita.runtime import Array, on_host, precision
-from partita.shards import Shard
+from partita.shards import Shard, padded_together
 from partita.solvers import Solver, SolverInfo
 
 # Keys of evaluations, beside those of versions.
@@ -70,14 +69,14 @@ def loaded(model: AbstractModel, site: int, shard: Any) -> Shard:
     return model.shard(site, shard() if callable(shard) else shard)
 
 
+def all_loaded(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
+    """The data of all sites of a run, checked and padded."""
+    return padded_together([loaded(model, site, shard) for site, shard in enumerate(shards)])
+
+
 def shard_digest(shard: Shard) -> str:
     """What a site's data are, to tell them from others."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(shard):
-        array = np.asarray(leaf)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    return content_digest({str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(shard))}, "shard")
 
 
 class Worker:

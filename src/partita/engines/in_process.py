@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from partita.engines.base import Job, Worker, loaded, shard_digest
+from partita.engines.base import Job, Worker, all_loaded, shard_digest
 from partita.errors import InputError
 from partita.families import Family
 from partita.ledger import Task
 from partita.messages import Arrival
 from partita.models import Hyper
-from partita.shards import padded_together
 
 
 @dataclass
@@ -32,8 +31,7 @@ class InProcess:
                 raise InputError(f"speeds: expected {len(shards)}, one per site, got {len(self.speeds)}")
             if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
                 raise InputError("speeds: must be positive numbers")
-        checked = padded_together([loaded(job.model, site, shard) for site, shard in enumerate(shards)])
-        self._worker = Worker(job, dict(enumerate(checked)))
+        self._worker = Worker(job, dict(enumerate(all_loaded(job.model, shards))))
         self._queue: list[tuple[float, int, Task]] = []
         self._number = 0
 
