@@ -33,7 +33,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.server
 
 engines: .venv/dev.stamp
-	$(PIP) -e '.[ray]'
+	$(PIP) -e '.[ray,flower]'
 	$(BIN)/python -m pytest -m engines
 
 soak: .venv/dev.stamp
@@ -52,7 +52,7 @@ picture: .venv/dev.stamp
 # The newest versions that the ranges allow, in an environment of its own.
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
-	.venv-lock/bin/python -m pip install --quiet '.[dev,ray]'
+	.venv-lock/bin/python -m pip install --quiet '.[dev,ray,flower]'
 	.venv-lock/bin/python -m pip freeze --exclude partita > constraints.txt
 	rm -rf .venv-lock build
 

@@ -6,6 +6,7 @@ child for each life of the server; the child kills itself with SIGKILL when it r
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import sys
@@ -84,19 +85,25 @@ def main(kills: int = 200) -> None:
                 point, hits = chance.choice(PLACES), chance.randint(1, UPDATES // 3)
                 found = lived(folder, place / "cache", point if done < kills else None, hits)
                 done += found is None
+                check(folder)
             assert found == expected, f"run {runs} ended elsewhere"
-            check(folder)
             runs += 1
     print(f"{done} kills in {runs} runs: all ended as the run that was never killed")
 
 
 def check(folder: Path) -> None:
-    """Whatever was acknowledged is on disk, and everything is there once."""
-    with closing(sqlite3.connect(folder / "journal.sqlite")) as database:
+    """Whatever was acknowledged by now is on disk, and everything is there once."""
+    if not (folder / "journal.sqlite").exists():
+        return
+    # A copy: to look at it would mend it.
+    seen = folder.with_name("seen")
+    shutil.rmtree(seen, ignore_errors=True)
+    shutil.copytree(folder, seen)
+    with closing(sqlite3.connect(seen / "journal.sqlite")) as database:
         taken = database.execute("SELECT site, version FROM arrivals").fetchall()
-    assert len(set(taken)) == len(taken) == UPDATES
-    acknowledged = (folder.parent / f"{folder.name}.acknowledged").read_text().split()
-    assert sorted(map(int, acknowledged))[-1] == UPDATES
+    assert len(set(taken)) == len(taken) <= UPDATES
+    acknowledged = [int(word) for word in (folder.parent / f"{folder.name}.acknowledged").read_text().split()]
+    assert max(acknowledged, default=0) <= len(taken), "something acknowledged was lost"
     assert len(acknowledged) == len(set(acknowledged)), "something was acknowledged twice"
 
 

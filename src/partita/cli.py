@@ -15,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import typer
 
 from partita._version import __version__
+from partita.federation.commands import federation
 
 app = typer.Typer(
     name="partita",
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(federation)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, the last a summary.")]
 
 
@@ -50,6 +52,7 @@ def demo(
     """Fit digits spread over ten sites, six ways, and write report.html."""
     from partita.demo import report, run_demo
     from partita.report import write_report
+    from partita.report.terminal import print_table
     from partita.runtime import cache_compilation
     from partita.telemetry import JsonLines, Progress, to_json
 
@@ -139,6 +142,7 @@ def methods(
 ) -> None:
     """The paper's table of published methods, as triples of partition, solver and schedule."""
     from partita.methods import TABLE, checked, explained, in_short, method
+    from partita.report.terminal import print_table
     from partita.runtime import cache_compilation
     from partita.telemetry import to_json
 
@@ -364,6 +368,7 @@ def reproduce(study: Study, cells: Sequence[Any], speed: Callable[[], float], ou
     """Run a study with a progress bar or JSON lines, then write its tables and pages."""
     from partita.report import Report, write_report
     from partita.report.page import Chart
+    from partita.report.terminal import print_table
     from partita.reproduce.study import CHARTS, KEYS, curves, run_study, summary
     from partita.reproduce.watch import Bar, Lines
     from partita.runtime import cache_compilation
@@ -394,6 +399,7 @@ def reproduce(study: Study, cells: Sequence[Any], speed: Callable[[], float], ou
 def finish(folder: Path, measured: dict[str, float], json: bool) -> None:
     """The page of one run, and its summary."""
     from partita.report import Curve, Report, write_report
+    from partita.report.terminal import print_table
     from partita.result import load
     from partita.storage import read_history
     from partita.telemetry import to_json
@@ -420,20 +426,6 @@ def finish(folder: Path, measured: dict[str, float], json: bool) -> None:
     else:
         print_table(words, [row])
         typer.echo(f"curves: {page}")
-
-
-def print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from partita.report.page import shown
-
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, name in enumerate(rows[0]):
-        table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(shown(value, name) for name, value in row.items()))
-    Console().print(table)
 
 
 @contextmanager

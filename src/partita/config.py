@@ -68,18 +68,23 @@ DERIVED = ("features", "classes", "layers", "params", "given_prior")
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
     """From a TOML file and `section.key=value` settings that take precedence."""
+    reader, tables = read_tables(path)
+    for setting in settings:
+        _apply_setting(tables, setting)
+    return reader.config(tables)
+
+
+def read_tables(path: Path) -> tuple["Reader", dict[str, Any]]:
+    """What a TOML file says, and a reader of it that can name the place."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise ConfigError(f"{path}: {reason}") from None
     try:
-        tables = tomllib.loads(text)
+        return Reader(path, text), tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
-    for setting in settings:
-        _apply_setting(tables, setting)
-    return Reader(path, text, set(settings)).config(tables)
 
 
 def _apply_setting(tables: dict[str, Any], setting: str) -> None:
@@ -100,78 +105,82 @@ def _apply_setting(tables: dict[str, Any], setting: str) -> None:
 class Reader:
     """Turns tables into settings; every complaint names the file, the line and the key."""
 
-    def __init__(self, path: Path, text: str, settings: set[str]):
-        self.path, self.lines, self.settings = path, text.splitlines(), settings
+    def __init__(self, path: Path, text: str = ""):
+        self.path, self.lines = path, text.splitlines()
 
     def config(self, tables: dict[str, Any]) -> Config:
-        self._known("", tables, (*SECTIONS, "damping", "seed"))
-        for name in SECTIONS:
-            if not isinstance(tables.get(name, {}), dict):
-                raise self._error("", name, f"expected a section [{name}]")
+        self.sections(tables, SECTIONS, ("damping", "seed"))
         if "data" not in tables:
             raise ConfigError(f"{self.path}: [data] is missing: give a name ({', '.join(datasets.NAMES)}) or a path")
         return Config(
-            data=self._build("data", Data, tables["data"]),
-            partition=self._build("partition", Partition, tables.get("partition", {})),
-            model=self._model(tables.get("model", {})),
-            solver=self._named("solver", SOLVERS, tables["solver"], "fixed-point") if "solver" in tables else None,
-            schedule=self._named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous"),
-            hyper=self._hyper(tables.get("hyper")),
-            damping=self._damping(tables.get("damping", "auto")),
-            seed=self._seed(tables.get("seed", 0)),
+            data=self.build("data", Data, tables["data"]),
+            partition=self.build("partition", Partition, tables.get("partition", {})),
+            model=self.model(tables.get("model", {})),
+            solver=self.named("solver", SOLVERS, tables["solver"], "fixed-point") if "solver" in tables else None,
+            schedule=self.named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous"),
+            hyper=self.hyper(tables.get("hyper")),
+            damping=self.damping(tables.get("damping", "auto")),
+            seed=self.seed(tables.get("seed", 0)),
         )
 
-    def _damping(self, value: Any) -> Any:
+    def sections(self, tables: dict[str, Any], sections: Sequence[str], keys: Sequence[str] = ()) -> None:
+        """Nothing but these, and sections that are sections."""
+        self.known("", tables, (*sections, *keys))
+        for name in sections:
+            if not isinstance(tables.get(name, {}), dict):
+                raise self.error("", name, f"expected a section [{name}]")
+
+    def damping(self, value: Any) -> Any:
         try:
             as_damping(value)
         except InputError as error:
-            raise self._error("", "damping", str(error).removeprefix("damping: ")) from None
+            raise self.error("", "damping", str(error).removeprefix("damping: ")) from None
         return value
 
-    def _seed(self, value: Any) -> int:
+    def seed(self, value: Any) -> int:
         if not is_whole(value, 0) or value >= 2**32:
-            raise self._error("", "seed", f"expected a whole number from 0 to 2**32 - 1, got {value!r}")
+            raise self.error("", "seed", f"expected a whole number from 0 to 2**32 - 1, got {value!r}")
         return value
 
-    def _model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         name = self._name("model", MODELS, table, None)
         rest = {key: value for key, value in table.items() if key != "name"}
         kind: Any = MODELS[name]
         known = {f.name: f.type for f in dataclasses.fields(kind) if f.name not in DERIVED}
         sizes = inspect.signature(kind.for_data).parameters.values()
         known |= {size.name: size.annotation for size in sizes if size.kind is size.KEYWORD_ONLY}
-        self._known("model", rest, list(known))
+        self.known("model", rest, list(known))
         for key, value in rest.items():
             if "Sequence" in str(known[key]):
                 if not isinstance(value, list) or not all(is_whole(item, 1) for item in value):
-                    raise self._error("model", key, f"expected a list of whole numbers, got {value!r}")
+                    raise self.error("model", key, f"expected a list of whole numbers, got {value!r}")
             else:
                 self._typed("model", key, value, known[key])
         return name, rest
 
-    def _hyper(self, table: dict[str, Any] | None) -> LearnHyper | None:
+    def hyper(self, table: dict[str, Any] | None) -> LearnHyper | None:
         if table is None:
             return None
         if isinstance(table.get("names"), list):
             table = {**table, "names": tuple(map(str, table["names"]))}
         elif "names" in table:
             self._typed("hyper", "names", table["names"], str)
-        return self._build("hyper", LearnHyper, table)
+        return self.build("hyper", LearnHyper, table)
 
-    def _named(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str) -> Any:
+    def named(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str) -> Any:
         name = self._name(section, registry, table, default)
-        return self._build(section, registry[name], {key: value for key, value in table.items() if key != "name"})
+        return self.build(section, registry[name], {key: value for key, value in table.items() if key != "name"})
 
     def _name(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str | None) -> str:
         name = table.get("name", default)
         if not isinstance(name, str) or name not in registry:
             given = "is missing" if name is None else f"{name!r} is not known"
-            raise self._error(section, "name", f"{given}: use one of {', '.join(registry)}{_meant(name, registry)}")
+            raise self.error(section, "name", f"{given}: use one of {', '.join(registry)}{_meant(name, registry)}")
         return name
 
-    def _build(self, section: str, kind: type, table: dict[str, Any]) -> Any:
+    def build(self, section: str, kind: type, table: dict[str, Any]) -> Any:
         fields = {field.name: field for field in dataclasses.fields(kind)}
-        self._known(section, table, list(fields))
+        self.known(section, table, list(fields))
         for key, value in table.items():
             if not isinstance(value, tuple):
                 self._typed(section, key, value, fields[key].type)
@@ -187,16 +196,16 @@ class Reader:
         allowed = [options[name] for name in re.findall(r"\b(int|float|bool|str)\b", text)]
         fits = any(isinstance(value, a) and isinstance(value, bool) == (a is bool) for a in allowed)
         if allowed and not fits and "Literal" not in text:
-            raise self._error(section, key, f"expected {text}, got {value!r}")
+            raise self.error(section, key, f"expected {text}, got {value!r}")
         return value
 
-    def _known(self, section: str, table: dict[str, Any], known: Sequence[str]) -> None:
+    def known(self, section: str, table: dict[str, Any], known: Sequence[str]) -> None:
         for key in table:
             if key not in known:
                 hint = _meant(key, known) or f": known are {', '.join(known)}"
-                raise self._error(section, key, f"is not a known key{hint}")
+                raise self.error(section, key, f"is not a known key{hint}")
 
-    def _error(self, section: str, key: str, problem: str) -> ConfigError:
+    def error(self, section: str, key: str, problem: str) -> ConfigError:
         name = f"[{section}] {key}" if section else key
         line = self._line(section, key)
         return ConfigError(f"{self.path}{f':{line}' if line else ''}: {name} {problem}")

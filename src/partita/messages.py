@@ -18,6 +18,7 @@ from safetensors import numpy as safetensors
 from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
 from partita.ledger import Task, Update
+from partita.models import Hyper
 
 # Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
@@ -25,7 +26,7 @@ NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
 )  # fmt: skip
 
-NoticeKind = Literal["away", "back", "dropped", "quarantined", "retired"]
+NoticeKind = Literal["away", "back", "dropped", "quarantined", "retired", "readmitted"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Notice:
 
     `away`: it does not answer, what it was asked for comes to nothing; `back`: it can be asked again; `dropped`: what
     it was asked for comes to nothing, nothing else; `quarantined`: it is not asked again before somebody says so
-    (`back`); `retired`: its factor is to be divided out.
+    (`readmitted`); `retired`: its factor is to be divided out, and it is not asked again.
     """
 
     site: int
@@ -58,13 +59,12 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
     """The inverse, for a family of the shapes of `like`."""
     try:
         arrays = _arrays(payload, like)
-        leaves = _leaves("change", arrays, like)
+        change = _density("change", arrays, like)
         numbers = dict(zip(NUMBERS, _numbers(arrays), strict=True))
         hyper = {name[6:]: float(array.item()) for name, array in arrays.items() if name.startswith("hyper.")}
         steps, outcome = int(numbers.pop("steps")), int(numbers.pop("outcome"))
     except (SafetensorError, KeyError, ValueError, OverflowError, TypeError) as error:
         raise MalformedUpdate(site, f"cannot be read: {error}") from error
-    change = jax.tree.unflatten(jax.tree.structure(like), leaves)
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
 
 
@@ -81,16 +81,40 @@ def encoded_task(task: Task) -> bytes:
 def decoded_task(payload: bytes, like: Family) -> Task:
     """The inverse."""
     about, arrays = unpack("task", payload, like, densities=4)
-
-    def density(name: str) -> Family:
-        return jax.tree.unflatten(jax.tree.structure(like), _leaves(name, arrays, like))
-
     try:
-        optional = {name: density(name) if f"{name}.0" in arrays else None for name in ("start", "anchor")}
-        hyper = {str(name): float(value) for name, value in about["hyper"].items()}
-        return Task(int(about["site"]), int(about["version"]), density("cavity"), density("factor"), hyper, **optional)
+        return Task(
+            site=int(about["site"]),
+            version=int(about["version"]),
+            cavity=_density("cavity", arrays, like),
+            factor=_density("factor", arrays, like),
+            hyper=_hyper(about),
+            start=_density("start", arrays, like) if "start.0" in arrays else None,
+            anchor=_density("anchor", arrays, like) if "anchor.0" in arrays else None,
+        )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise MalformedMessage(f"task: cannot be read: {error}") from error
+
+
+def encoded_question(posterior: Family, hyper: Hyper) -> bytes:
+    """What sites are asked at the end: E_q[log p(y_m | θ)] of this posterior."""
+    return pack("question", {"hyper": {n: float(v) for n, v in hyper.items()}}, _named("posterior", posterior))
+
+
+def decoded_question(payload: bytes, like: Family) -> tuple[Family, Hyper]:
+    """The inverse."""
+    about, arrays = unpack("question", payload, like)
+    try:
+        return _density("posterior", arrays, like), _hyper(about)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise MalformedMessage(f"question: cannot be read: {error}") from error
+
+
+def _density(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> Family:
+    return jax.tree.unflatten(jax.tree.structure(like), _leaves(name, arrays, like))
+
+
+def _hyper(about: Mapping[str, Any]) -> Hyper:
+    return {str(name): float(value) for name, value in about["hyper"].items()}
 
 
 def pack(kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -430,8 +430,11 @@ def _noted(notice: Notice, ledger: Ledger, board: Board, tally: Tally, evidence:
         board.dropped(site)
     elif notice.kind == "back":
         board.came_back(site)
+    elif notice.kind == "readmitted":
+        if site not in ledger.retired:
+            board.readmitted(site)
     else:
-        board.left(site, notice.reason or notice.kind)
+        board.left(site, notice.reason or notice.kind, barred=notice.kind != "away")
         if notice.kind == "retired":
             ledger.retire(site)
             evidence.retired(site)
@@ -481,7 +484,7 @@ def _folded(
         if share < 1:
             problems.append(f"site {site}: its update goes too far, {share:.1g} of it was taken")
         if board.struck(site, bool(share < STRIKE)) >= run.limits.strikes:
-            board.left(site, "quarantined: its updates go too far")
+            board.left(site, "quarantined: its updates go too far", barred=True)
     return Event(
         fold=tally.folds,
         version=ledger.version,

@@ -24,8 +24,9 @@ class Board:
         self.outstanding: dict[int, int] = {}
         # In the order in which they became idle.
         self.idle: dict[int, None] = dict.fromkeys(range(sites))
-        # Who cannot be asked, and why.
+        # Who cannot be asked, and why; and who of them may not be, before somebody says so.
         self.away: dict[int, str] = {}
+        self.barred: set[int] = set()
         # How often in a row what sites said was out of all proportion.
         self.strikes: dict[int, int] = {}
         self.last_change: dict[int, float] = {}
@@ -48,15 +49,24 @@ class Board:
         if self.outstanding.pop(site, None) is not None and site not in self.away:
             self.idle[site] = None
 
-    def left(self, site: int, reason: str) -> None:
-        """A site cannot be asked any more."""
-        self.away[site] = reason
+    def left(self, site: int, reason: str, barred: bool = False) -> None:
+        """A site cannot be asked any more; or, if barred, may not be."""
+        if barred or site not in self.barred:
+            self.away[site] = reason
+        if barred:
+            self.barred.add(site)
         self.outstanding.pop(site, None)
         self.idle.pop(site, None)
 
     def came_back(self, site: int) -> None:
-        if self.away.pop(site, None) is not None:
+        if site not in self.barred and self.away.pop(site, None) is not None:
             self.idle[site] = None
+
+    def readmitted(self, site: int) -> None:
+        """Somebody says that a site may be asked again."""
+        self.barred.discard(site)
+        self.strikes.pop(site, None)
+        self.came_back(site)
 
     def struck(self, site: int, again: bool) -> int:
         """How often in a row, with this time."""

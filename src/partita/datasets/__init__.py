@@ -71,6 +71,18 @@ def _unit(pixels: np.ndarray) -> np.ndarray:
 
 def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
     """A CSV file of numbers with a header, as (X, y) where y is the column `target`."""
+    header, table = read_columns(path, needed=[target])
+    column = header.index(target)
+    return np.delete(table, column, axis=1), table[:, column]
+
+
+def read_columns(
+    path: Path, columns: Sequence[str] | None = None, needed: Sequence[str] = ()
+) -> tuple[list[str], np.ndarray]:
+    """These columns of a CSV file with a header, as numbers; all of them, among them those needed, if not given.
+
+    Other columns may hold anything.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             header, *rows = [row for row in csv.reader(stream) if row]
@@ -78,18 +90,20 @@ def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path}: not a CSV file with a header ({error})") from None
-    if target not in header:
-        raise InputError(f"{path}: no column {target!r}; it has {', '.join(header)}")
-    table = np.empty((len(rows), len(header)))
+    wanted = header if columns is None else list(columns)
+    for name in (*wanted, *needed):
+        if name not in header:
+            raise InputError(f"{path}: no column {name!r}; it has {', '.join(header)}")
+    places = [header.index(name) for name in wanted]
+    table = np.empty((len(rows), len(wanted)))
     for number, row in enumerate(rows):
         try:
             if len(row) != len(header):
-                raise ValueError(f"it has {len(row)} cells")
-            table[number] = [float(cell) for cell in row]
+                raise ValueError(f"it has {len(row)} cells where the header has {len(header)}")
+            table[number] = [float(row[place]) for place in places]
         except ValueError as error:
-            raise InputError(f"{path}:{number + 2}: expected {len(header)} numbers ({error})") from None
-    column = header.index(target)
-    return np.delete(table, column, axis=1), table[:, column]
+            raise InputError(f"{path}:{number + 2}: expected {len(wanted)} numbers ({error})") from None
+    return wanted, table
 
 
 def standardised(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:

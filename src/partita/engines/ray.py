@@ -10,12 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import check_count, check_positive
+from partita.checks import check_count, check_not_negative, check_positive
 from partita.engines.base import Job, Worker, loaded, shard_digest
 from partita.errors import EngineError, MalformedUpdate, PartitaError, Stalled
 from partita.families import Family
 from partita.ledger import Task
-from partita.messages import Arrival, Notice, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.messages import (
+    Arrival,
+    Notice,
+    decoded_question,
+    decoded_task,
+    decoded_update,
+    encoded_question,
+    encoded_task,
+    encoded_update,
+)
 from partita.models import Hyper, prior_of
 from partita.runtime import cache_compilation
 from partita.shards import Shard, capacities, padded
@@ -56,9 +65,9 @@ class Holder:
         updates = self._worker.refine([decoded_task(task, self._like) for task in tasks])
         return [(update.site, update.version, encoded_update(update)) for update in updates]
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+    def evaluate(self, question: bytes) -> dict[int, float]:
         assert self._worker is not None
-        values = self._worker.evaluate(posterior, hyper)
+        values = self._worker.evaluate(*decoded_question(question, self._like))
         return dict(zip(self._worker.shards, map(float, values), strict=True))
 
 
@@ -102,6 +111,7 @@ class Ray:
 
     def __post_init__(self) -> None:
         check_positive("Ray: ", timeout=self.timeout, patience=self.patience, cpus=self.cpus)
+        check_not_negative("Ray: ", restarts=self.restarts)
         if self.actors is not None:
             check_count("Ray: ", actors=self.actors)
 
@@ -246,7 +256,8 @@ class Ray:
     def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
         values = np.full(self._sites, np.nan)
         alive = [group for group, left in enumerate(self._left) if left >= 0]
-        calls = [self._handles[group].evaluate.remote(posterior, dict(hyper)) for group in alive]
+        question = self._ray.put(encoded_question(posterior, hyper))
+        calls = [self._handles[group].evaluate.remote(question) for group in alive]
         for call in calls:
             try:
                 found = self._ray.get(call, timeout=self.timeout)

@@ -1,0 +1,275 @@
+"""Sites of a federation, over Flower: each has a key, holds its data, and answers when it is there."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from partita.checks import check_count, check_positive
+from partita.engines.base import Job
+from partita.errors import EngineError, InputError, MalformedUpdate, Stalled
+from partita.families import Family
+from partita.ledger import Task
+from partita.messages import Arrival, Notice, decoded_update, encoded_question, encoded_task, largest
+from partita.models import Hyper, prior_of
+from partita.wire import RECORD, Question
+
+# Seconds until a site that could not answer is asked again how it is: at first, and at most.
+FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
+
+
+@dataclass
+class Peer:
+    """What is known here of one site."""
+
+    name: str
+    node: int | None = None
+    # Whether it has said that it can work, and what it said.
+    ready: bool = False
+    rows: int | None = None
+    problem: str = "has not been here yet"
+    # Whether the run was told that it is away.
+    missed: bool = False
+    last_seen: float | None = None
+    not_before: float = 0.0
+    wait: float = FIRST_WAIT
+    tasks: int = 0
+    updates: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def lost(self, problem: str) -> None:
+        self.ready, self.problem = False, problem
+        self.not_before = time.monotonic() + self.wait
+        self.wait = min(2 * self.wait, LONGEST_WAIT)
+
+
+@dataclass
+class Asked:
+    """A message that has not been answered yet."""
+
+    site: int
+    kind: Question
+    since: float
+    task: Task | None = None
+
+
+@dataclass
+class Flower:
+    """Messages over a Flower `Grid`, which does not wait: who answers first is folded first.
+
+    A site that does not answer, or cannot, counts as away; the others go on. As soon as it is connected and says that
+    it can work, it is asked again. It is known by the name that its key was registered under.
+
+    Args:
+        grid: what Flower gives a ServerApp.
+        greeting: what every message carries: how sites build the model, and which one it has to be.
+        minimum: sites that have to be there before a run begins; all of them, if not given.
+        timeout: seconds that a site may take for one task.
+        patience: seconds without any answer, after which a run stops with `Stalled`; it can be resumed.
+        gather: seconds that are waited for all sites once the minimum is there.
+        poll: seconds between looks at what came.
+        requests: what an operator has asked for since the last look, as notices.
+        watch: called at every look, with all peers.
+    """
+
+    grid: Any
+    greeting: Mapping[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    timeout: float = 600.0
+    patience: float = 1800.0
+    gather: float = 60.0
+    poll: float = 0.25
+    requests: Callable[[], list[Notice]] = list
+    watch: Callable[[Sequence[Peer]], object] = len
+
+    def __post_init__(self) -> None:
+        limits = {"timeout": self.timeout, "patience": self.patience, "gather": self.gather, "poll": self.poll}
+        check_positive("Flower: ", **limits)
+        if self.minimum is not None:
+            check_count("Flower: ", minimum=self.minimum)
+
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
+        """Shards are names of sites: data are where those are."""
+        if not all(isinstance(name, str) for name in shards) or len(set(shards)) < len(shards):
+            raise InputError("shards: expected the names of sites, each once: their data stay there")
+        if self.minimum is not None and self.minimum > len(shards):
+            raise InputError(f"Flower: minimum is {self.minimum}, and there are {len(shards)} sites")
+        self._like = prior_of(job.model, job.model.hyper)
+        self.peers = [Peer(name) for name in shards]
+        self._asked: dict[str, Asked] = {}
+        self._notices: list[Arrival] = []
+        self._evaluated: dict[int, float] = {}
+        self._opened = self._heard = time.monotonic()
+        self._looked = -np.inf
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """Wait for sites; the run needs some to begin with."""
+        least = len(self.peers) if self.minimum is None else self.minimum
+        while (there := sum(peer.ready for peer in self.peers)) < len(self.peers):
+            if there >= least and time.monotonic() - self._opened > self.gather:
+                return
+            if time.monotonic() - self._heard > self.patience:
+                missing = ", ".join(f"{peer.name} ({peer.problem})" for peer in self.peers if not peer.ready)
+                raise Stalled(f"only {there} of at least {least} sites came within {self.patience:g} s: {missing}")
+            self._look()
+            time.sleep(self.poll)
+
+    def digests(self) -> list[str]:
+        """Their names: data may be added to where they are, and a site's factor stands for what it has now."""
+        return [peer.name for peer in self.peers]
+
+    def submit(self, tasks: Sequence[Task], at: float) -> None:
+        wanted = []
+        for task in tasks:
+            if self.peers[task.site].ready:
+                wanted.append((Asked(task.site, "refine", time.monotonic(), task), encoded_task(task)))
+            else:
+                self._miss(task.site)
+        self._push(wanted)
+
+    def _miss(self, site: int) -> None:
+        self.peers[site].missed = True
+        self._notices.append(Notice(site, "away", self.peers[site].problem))
+
+    def _push(self, wanted: Sequence[tuple[Asked, bytes]]) -> None:
+        if not wanted:
+            return
+        from flwr.app import ConfigRecord, Message, RecordDict
+
+        messages = []
+        for asked, payload in wanted:
+            peer = self.peers[asked.site]
+            assert peer.node is not None
+            record = ConfigRecord({**self.greeting, "site": asked.site, "payload": payload})
+            messages.append(
+                Message(
+                    RecordDict({RECORD: record}),
+                    dst_node_id=peer.node,
+                    message_type=f"query.{asked.kind}",
+                    ttl=self.timeout,
+                )
+            )
+            peer.tasks += asked.kind == "refine"
+            peer.bytes_down += len(payload)
+        for (asked, _), number in zip(wanted, self.grid.push_messages(messages), strict=True):
+            if number:
+                self._asked[number] = asked
+            else:
+                self._failed(asked, "Flower did not take the message")
+
+    def collect(self) -> list[Arrival]:
+        while True:
+            self._notices += self.requests()
+            self._look()
+            if self._notices:
+                arrivals, self._notices = self._notices, []
+                return arrivals
+            if time.monotonic() - self._heard > self.patience:
+                raise Stalled(f"no answer for {self.patience:g} s; the run can be resumed. {self._where_all_are()}")
+            time.sleep(self.poll)
+
+    def _where_all_are(self) -> str:
+        return "; ".join(f"{peer.name}: {'asked' if peer.ready else peer.problem}" for peer in self.peers)
+
+    def _look(self) -> None:
+        """Who is connected, what has come, who has taken too long."""
+        now = time.monotonic()
+        if now - self._looked > 2.0:
+            self._looked = now
+            self._greet()
+            self.watch(self.peers)
+        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if asked is not None:
+                self._answered(asked, reply)
+        for number, asked in list(self._asked.items()):
+            if now - asked.since > self.timeout:
+                del self._asked[number]
+                self._failed(asked, f"did not answer within {self.timeout:g} s")
+
+    def _greet(self) -> None:
+        """Ask those who are connected, and have not said that they can work, how they are."""
+        connected = {node.name: node.node_id for node in self.grid.get_nodes()}
+        busy = {asked.site for asked in self._asked.values()}
+        wanted = []
+        for site, peer in enumerate(self.peers):
+            peer.node = connected.get(peer.name)
+            if peer.node is None:
+                if peer.ready and site not in busy:
+                    peer.lost("is not connected")
+            elif not peer.ready and site not in busy and time.monotonic() >= peer.not_before:
+                wanted.append((Asked(site, "about", time.monotonic()), b""))
+        self._push(wanted)
+
+    def _failed(self, asked: Asked, problem: str) -> None:
+        self.peers[asked.site].lost(problem)
+        if asked.kind == "refine":
+            self._miss(asked.site)
+
+    def _answered(self, asked: Asked, reply: Any) -> None:
+        peer = self.peers[asked.site]
+        if reply.has_error():
+            self._failed(asked, f"Flower says: {reply.error.reason or reply.error.code}")
+            return
+        self._heard = time.monotonic()
+        peer.last_seen = time.time()
+        record = reply.content.get(RECORD, {})
+        if "error" in record:
+            self._failed(asked, str(record["error"])[:1000])
+            return
+        payload = record.get("payload")
+        if not isinstance(payload, bytes) or len(payload) > largest(self._like):
+            self._notices.append(Notice(asked.site, "quarantined", "what it answered is no message of ours"))
+            return
+        peer.bytes_up += len(payload)
+        peer.wait = FIRST_WAIT
+        if asked.kind == "refine":
+            assert asked.task is not None
+            peer.updates += 1
+            self._notices.append(self._update(asked.task, payload))
+        elif asked.kind == "evaluate":
+            self._evaluated[asked.site] = _number(payload)
+        else:
+            peer.ready, peer.problem, peer.rows = True, "", int(_number(payload, 0.0))
+            if peer.missed:
+                peer.missed = False
+                self._notices.append(Notice(asked.site, "back"))
+
+    def _update(self, task: Task, payload: bytes) -> Arrival:
+        try:
+            update = decoded_update(task.site, task.version, payload, self._like)
+        except MalformedUpdate as error:
+            return Notice(task.site, "quarantined", str(error))
+        return replace(update, finished_at=time.monotonic() - self._opened)
+
+    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
+        self._evaluated = {}
+        question = encoded_question(posterior, hyper)
+        now = time.monotonic()
+        ready = [site for site, peer in enumerate(self.peers) if peer.ready]
+        self._push([(Asked(site, "evaluate", now), question) for site in ready])
+        while any(asked.kind == "evaluate" for asked in self._asked.values()):
+            self._look()
+            time.sleep(self.poll)
+        return np.array([self._evaluated.get(site, np.nan) for site in range(len(self.peers))])
+
+    def close(self) -> None:
+        self._asked.clear()
+
+
+def _number(payload: bytes, otherwise: float = np.nan) -> float:
+    """Eight bytes, little-endian."""
+    return float(np.frombuffer(payload, "<f8")[0]) if len(payload) == 8 else otherwise
+
+
+def import_flower() -> Any:
+    """Flower, or an error that says how to get it."""
+    try:
+        import flwr
+    except ImportError:
+        raise EngineError("Flower is not installed: pip install 'partita[flower]'") from None
+    return flwr

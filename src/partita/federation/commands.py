@@ -1,0 +1,206 @@
+"""The commands of federations: a thin layer, as all of the command line is."""
+
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+federation = typer.Typer()
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Metrics = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Prometheus metrics at http://127.0.0.1:PORT/metrics.")
+]
+
+
+@federation.command("new-federation")
+def new_federation(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    sites: Annotated[str, typer.Option(help="Names of sites, separated by commas.")] = "a,b,c",
+    address: Annotated[str, typer.Option(help="Where sites will reach the server, host:port.")] = "127.0.0.1:9092",
+    features: Annotated[str, typer.Option(help="Columns to predict from, separated by commas.")] = "x1,x2",
+    target: Annotated[str, typer.Option(help="The column to predict.")] = "y",
+    model: Annotated[str, typer.Option(help="As in `partita run`.")] = "logistic-regression",
+) -> None:
+    """Make the folder of a server and one for every site, with keys and certificates."""
+    from partita.engines.flower import import_flower
+    from partita.federation.folders import new_federation as make
+
+    import_flower()
+    made = make(folder, _names(sites), address, _names(features), target.strip(), model)
+    for path in made:
+        typer.echo(path)
+    typer.echo(f"read {folder / 'README.md'} next")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@federation.command()
+def serve(folder: Folder, metrics: Metrics = None, json: Json = False) -> None:
+    """Run a federation's server until its run is finished."""
+    from partita.errors import RunMismatch
+    from partita.federation.folders import read_server
+
+    server = read_server(folder)
+    if server.has_run:
+        raise RunMismatch(f"{folder}: there is a run already; go on with: partita resume {folder}")
+    _serve(server, metrics, json)
+
+
+@federation.command()
+def resume(folder: Folder, metrics: Metrics = None, json: Json = False) -> None:
+    """Carry on with a run, after `partita stop`, a crash, or with more rounds."""
+    from partita.errors import InputError
+    from partita.federation.folders import read_server
+
+    server = read_server(folder)
+    if not server.has_run:
+        raise InputError(f"{folder}: there is no run yet; begin with: partita serve {folder}")
+    _serve(server, metrics, json)
+
+
+def _serve(server: Any, metrics: int | None, json: bool) -> None:
+    import threading
+
+    from partita.federation.processes import serve as run
+    from partita.federation.state import serve_metrics
+    from partita.telemetry import to_json
+
+    http = None if metrics is None else serve_metrics(server, metrics)
+    if http is not None:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+    try:
+        with Watch(json) as watch:
+            state = run(server, watch)
+    finally:
+        if http is not None:
+            http.shutdown()
+            http.server_close()
+    if json:
+        typer.echo(to_json({"event": "summary", **state}))
+    elif state["state"] == "finished":
+        typer.echo(f"finished: {server.result}")
+    else:
+        typer.echo(f"{state['state']}: {state.get('reason') or 'go on with'}: partita resume {server.path}", err=True)
+    if state["state"] != "finished":
+        raise typer.Exit({"stalled": 3, "failed": 1}.get(state["state"], 0))
+
+
+class Watch:
+    """A progress bar, or a JSON object per change."""
+
+    def __init__(self, json: bool):
+        self._json = json
+        self._last: Any = None
+
+    def __enter__(self) -> "Watch":
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(),
+                   TextColumn("{task.fields[note]}"), TimeElapsedColumn())  # fmt: skip
+        self._bar = Progress(*columns, console=Console(stderr=True), disable=self._json)
+        self._bar.start()
+        self._task = self._bar.add_task("starting", total=None, note="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, state: dict[str, Any]) -> None:
+        from partita.telemetry import to_json
+
+        ready = [site["site"] for site in state["sites"] if site["ready"]]
+        note = f"{len(ready)} of {len(state['sites'])} sites are ready"
+        done, total = state.get("version", 0), state.get("total")
+        self._bar.update(self._task, description=state["state"], completed=done, total=total, note=note)
+        change = (state["state"], done, tuple(ready))
+        if self._json and change != self._last:
+            typer.echo(to_json({"event": "state", **state}))
+            sys.stdout.flush()
+        self._last = change
+
+
+@federation.command()
+def site(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")]) -> None:
+    """Be a site: wait for a server's tasks, and answer them from the data here."""
+    from partita.federation.processes import run_site
+
+    run_site(folder, lambda words: typer.echo(f"{datetime.now():%H:%M:%S} {words}"))
+
+
+@federation.command()
+def status(folder: Folder, json: Json = False) -> None:
+    """How a federation is doing: sites, rounds, bytes."""
+    from partita.federation.folders import read_server
+    from partita.federation.state import read_state
+    from partita.telemetry import to_json
+
+    server = read_server(folder)
+    state = read_state(server)
+    if json:
+        typer.echo(to_json(state))
+        return
+    from partita.report.terminal import print_table
+
+    reason = f": {state['reason']}" if state.get("reason") else ""
+    typer.echo(f"{folder}: {state['state']}{reason}")
+    if "version" in state:
+        typer.echo(
+            f"{state['version']} of {state['total']} updates, {state['round']:.1f} rounds; "
+            f"accepted {state['accepted']:.2g} of the last; {state['messages']} messages, "
+            f"{state['bytes_down']:,} bytes down, {state['bytes_up']:,} up"
+        )
+    if state["sites"]:
+        print_table("", [_shown(row) for row in state["sites"]])
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    seen = row.get("last_seen")
+    return {
+        "site": row["site"],
+        "status": "ready" if row["ready"] else "connected" if row["connected"] else "away",
+        "last seen": "never" if seen is None else f"{max(0.0, time.time() - seen):.0f} s ago",
+        "updates": row["updates"],
+        "staleness": row.get("staleness"),
+        "accepted": row.get("accepted"),
+        "bytes down": row["bytes_down"],
+        "bytes up": row["bytes_up"],
+        "problem": row["problem"][:60],
+    }
+
+
+@federation.command()
+def stop(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A server's or a site's folder.")]) -> None:
+    """End the server or the site of a folder in good order; `resume` goes on."""
+    from partita.federation.processes import stop as end
+
+    number = end(folder)
+    typer.echo(f"{folder}: nobody is at work here" if number is None else f"{folder}: process {number} has ended")
+
+
+@federation.command()
+def retire(folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
+    """Divide a site's factor out of the posterior, for good; the others refine."""
+    _request(folder, site, "retired")
+
+
+@federation.command()
+def readmit(folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE")]) -> None:
+    """Ask a site again that was quarantined."""
+    _request(folder, site, "readmitted")
+
+
+def _request(folder: Path, site: str, kind: Any) -> None:
+    from partita.federation.folders import read_server
+    from partita.federation.state import read_state, request
+
+    server = read_server(folder)
+    request(server, site, kind)
+    when = "now" if read_state(server)["serving"] else f"with: partita resume {folder}"
+    typer.echo(f"{site} will be {kind} {when}")

@@ -1,0 +1,345 @@
+"""What lies where: the folder of a server, the folders of its sites, and what their files say."""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.checks import check_count, check_positive
+from partita.config import Reader, read_tables
+from partita.errors import ConfigError, InputError, StorageError
+from partita.federation.keys import write_certificates, write_secret, write_site_key
+from partita.federation.recipe import KEYS, SECTIONS, Recipe, check_names
+from partita.limits import Limits
+
+FEDERATION, SITE = "federation.toml", "site.toml"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where the server listens, and how long it waits.
+
+    Args:
+        address: host:port, one for all.
+        sites: their names, in the order in which the run counts them.
+        minimum: sites that have to be there before the run begins; all of them, if not given.
+        timeout: seconds that a site may take for one task.
+        patience: seconds without any answer, after which the run stops, to be resumed.
+        gather: seconds that are waited for all sites once the minimum is there.
+    """
+
+    address: str = "127.0.0.1:9092"
+    sites: tuple[str, ...] = ()
+    minimum: int | None = None
+    timeout: float = 600.0
+    patience: float = 1800.0
+    gather: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_positive("", timeout=self.timeout, patience=self.patience, gather=self.gather)
+        if self.minimum is not None:
+            check_count("", minimum=self.minimum)
+        split_address(self.address)
+        check_names(self.sites)
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """A server's folder, read."""
+
+    path: Path
+    recipe: Recipe
+    limits: Limits
+    server: ServerSettings
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return self.server.sites
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run"
+
+    @property
+    def requests(self) -> Path:
+        return self.run / "requests"
+
+    @property
+    def keys(self) -> Path:
+        return self.path / "keys"
+
+    def public_key(self, site: str) -> Path:
+        return self.path / "sites" / f"{site}.pub"
+
+    @property
+    def result(self) -> Path:
+        return self.run / "result.safetensors"
+
+    @property
+    def has_run(self) -> bool:
+        return (self.run / "journal.sqlite").exists()
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """A site's own file: who it is, whom it answers, where its data are, and which of its columns is which."""
+
+    path: Path
+    name: str
+    server: str
+    data: Path
+    certificate: Path
+    key: Path
+    columns: dict[str, str]
+
+
+def read_server(path: Path) -> ServerFolder:
+    """A server's folder, with every complaint naming file, line and key."""
+    reader, tables = _tables(path, FEDERATION, "partita new-federation makes one")
+    reader.sections(tables, (*SECTIONS, "limits", "server"), KEYS)
+    server = dict(tables.get("server", {}))
+    if not isinstance(server.get("sites"), list):
+        raise reader.error("server", "sites", 'expected a list of names, such as ["a", "b"]')
+    folder = ServerFolder(
+        path=path.resolve(),
+        recipe=Recipe.read(reader, tables),
+        limits=reader.build("limits", Limits, tables.get("limits", {})),
+        server=reader.build("server", ServerSettings, {**server, "sites": tuple(server["sites"])}),
+    )
+    for site in folder.sites:
+        if not folder.public_key(site).is_file():
+            raise reader.error("server", "sites", f"{site}: its public key is missing: {folder.public_key(site)}")
+    return folder
+
+
+def read_site(path: Path) -> SiteSettings:
+    reader, tables = _tables(path, SITE, "ask whoever runs the server for yours")
+    reader.sections(tables, ("columns",), ("name", "server", "data", "certificate", "key"))
+    for key in ("name", "server", "data", "certificate", "key"):
+        if not isinstance(tables.get(key), str):
+            raise reader.error("", key, "is missing, or not in quotes")
+    columns = tables.get("columns", {})
+    for key, value in columns.items():
+        if not isinstance(value, str):
+            raise reader.error("columns", key, f"expected your name of that column, in quotes, got {value!r}")
+    split_address(tables["server"])
+    base = path.resolve()
+    settings = SiteSettings(
+        path=base,
+        name=tables["name"],
+        server=tables["server"],
+        data=base / tables["data"],
+        certificate=base / tables["certificate"],
+        key=base / tables["key"],
+        columns=columns,
+    )
+    for key in ("certificate", "key"):
+        if not getattr(settings, key).is_file():
+            raise reader.error("", key, f"no such file: {getattr(settings, key)}")
+    return settings
+
+
+def _tables(path: Path, name: str, help: str) -> tuple[Reader, dict[str, Any]]:
+    if not (path / name).is_file():
+        raise ConfigError(f"{path}: has no {name}: {help}")
+    return read_tables(path / name)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"address: expected host:port, got {address!r}")
+    return host, int(port)
+
+
+@contextmanager
+def held(path: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold a place for this process, whose number is in the file; whoever comes second is told, or waits a while."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + patience
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        while not _taken(handle):
+            if time.monotonic() > until:
+                number = os.pread(handle, 20, 0).decode()
+                raise StorageError(f"{path.parent}: process {number} is at work here: stop it first")
+            time.sleep(0.2)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def holder(path: Path) -> int | None:
+    """The number of the process that holds a place, if one does."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        return None if _taken(handle) else int(os.pread(handle, 20, 0) or b"0")
+    finally:
+        os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def new_federation(
+    path: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str
+) -> list[Path]:
+    """Make the folder of a server and one for every site; what was made, to be told."""
+    check_names(sites)
+    host, _ = split_address(address)
+    if path.exists() and any(path.iterdir()):
+        raise InputError(f"{path}: is not empty: use another folder")
+    made = path.with_name(f".{path.name}.new")
+    shutil.rmtree(made, ignore_errors=True)
+    try:
+        write_certificates(made / "keys", list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
+        write_secret(made / "keys" / "secret")
+        texts = {
+            FEDERATION: _federation_text(sites, address, features, target, model),
+            "README.md": README,
+            "app/pyproject.toml": APP,
+        }
+        for site in sites:
+            folder = made / "for-sites" / site
+            write_site_key(folder / "site.key", made / "sites" / f"{site}.pub")
+            shutil.copyfile(made / "keys" / "ca.crt", folder / "ca.crt")
+            texts[f"for-sites/{site}/{SITE}"] = _site_text(site, address, features, target)
+        for name, text in texts.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).write_text(text, encoding="utf-8")
+        read_server(made)
+        if path.exists():
+            path.rmdir()
+        made.rename(path)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return [path / FEDERATION, *(path / "for-sites" / site for site in sites)]
+
+
+def _federation_text(sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str) -> str:
+    return f"""\
+# Sites are told these sections with every task. Their data stay where they are.
+[columns]
+features = {json.dumps(list(features))}
+target = {json.dumps(target)}
+# Subtracted from each feature, and what is left divided by: the same numbers at every site.
+# centre = {json.dumps([0.0] * len(features))}
+# scale = {json.dumps([1.0] * len(features))}
+# For models of classes, 0, 1, …: how many.
+# classes = 2
+
+[model]
+name = {json.dumps(model)}
+
+[schedule]
+name = "synchronous"
+rounds = 20
+
+# What updates may do before they are held back, or their site is not asked again; see docs/server.md.
+[limits]
+# change = 100.0
+
+[server]
+address = {json.dumps(address)}
+# Their public keys are sites/NAME.pub. All sites are listed before the run begins.
+sites = {json.dumps(list(sites))}
+# Begin as soon as so many sites are there; the others may come later. All of them, if left out.
+# minimum = {max(1, len(sites) - 1)}
+timeout = 600.0
+patience = 1800.0
+
+"""
+
+
+def _site_text(site: str, address: str, features: Sequence[str], target: str) -> str:
+    example = json.dumps(features[0] if features else target)
+    return f"""\
+name = {json.dumps(site)}
+server = {json.dumps(address)}
+# A CSV file with a header, which never leaves this machine.
+data = "data.csv"
+certificate = "ca.crt"
+key = "site.key"
+
+# Only where your names of columns differ from the federation's:
+[columns]
+# {example} = "YOUR_NAME"
+"""
+
+
+README = """\
+# A federation
+
+This folder is the server's. `for-sites/NAME` is the folder of one site: carry it there (it holds that site's private
+key) and delete it here.
+
+    pip install 'partita[flower]'
+
+At every site: put the table where `site.toml` says, then
+
+    partita site FOLDER
+
+At the server: look through `federation.toml`, then
+
+    partita serve FOLDER            # until the run is finished; Ctrl-C or `partita stop FOLDER` ends it before
+    partita resume FOLDER           # go on, also after a crash
+    partita status FOLDER           # sites, rounds, bytes; --json for machines
+    partita retire FOLDER SITE      # divide a site's factor out; the others refine
+
+The posterior is `run/result.safetensors`: `partita.load` reads it.
+
+`partita serve` starts Flower's SuperLink, `partita site` a SuperNode; these are their commands, should you rather run
+them yourself:
+
+    flower-superlink --host HOST --port PORT --database run/superlink.db --ssl-certfile keys/server.pem
+        --ssl-keyfile keys/server.key --ssl-ca-certfile keys/ca.crt --enable-supernode-auth --isolation process
+        --superexec-auth-secret-file keys/secret --disable-runtime-dependency-installation
+    flower-superexec --runtime-api-address HOST:PORT --root-certificates keys/ca.crt
+        --superexec-auth-secret-file keys/secret
+    flwr supernode register sites/NAME.pub LINK --name NAME
+    flwr run app LINK --run-config 'folder="FOLDER"'
+    flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key site.key
+        --node-config 'folder="FOLDER"'
+
+What is safe and what is not. Connections are encrypted, and the server knows every site by its key. Whoever holds
+`ca.crt` and can reach the server's port can start runs on it, as with Flower in general: let only the sites reach it.
+Whoever runs the server can send code to sites, as with Flower in general. Factors tell about data: a federation is not
+private by itself.
+"""
+
+APP = """\
+[project]
+name = "partita-federation"
+version = "1.0.0"
+description = "The server and the sites of a federation are part of Partita"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "partita"
+
+[tool.flwr.app.components]
+serverapp = "partita.federation.apps:server"
+clientapp = "partita.federation.apps:site"
+
+[tool.flwr.app.config]
+folder = ""
+attempt = ""
+"""

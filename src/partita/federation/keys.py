@@ -1,0 +1,116 @@
+"""Keys and certificates: one authority per federation, one certificate for the server, one key per site."""
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+DAYS = 825
+
+
+def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
+    """ca.crt, which everybody gets; server.pem and server.key, which stay at the server.
+
+    The authority's own key is not kept: nobody can sign another server with it. A new server certificate means a new
+    authority, and a new ca.crt for every site.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = _name("Partita federation")
+    authority = (
+        _builder(issuer, issuer, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    server = (
+        _builder(_name(hosts[0]), issuer, server_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    pem = _encodings().PEM
+    _write(folder / "ca.crt", authority.public_bytes(pem), 0o644)
+    _write(folder / "server.pem", server.public_bytes(pem), 0o644)
+    _write(folder / "server.key", _private(server_key, "PKCS8"), 0o600)
+
+
+def write_site_key(private: Path, public: Path) -> None:
+    """What a site proves with that it is itself, and what the server knows it by."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import PublicFormat
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(private, _private(key, "OpenSSH"), 0o600)
+    _write(public, key.public_key().public_bytes(_encodings().OpenSSH, PublicFormat.OpenSSH), 0o644)
+
+
+def write_secret(path: Path) -> None:
+    _write(path, os.urandom(32), 0o600)
+
+
+def _encodings() -> Any:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return Encoding
+
+
+def _private(key: Any, form: str) -> bytes:
+    from cryptography.hazmat.primitives.serialization import NoEncryption, PrivateFormat
+
+    return key.private_bytes(_encodings().PEM, getattr(PrivateFormat, form), NoEncryption())
+
+
+def _name(common: str) -> Any:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, common[:64])])
+
+
+def _builder(subject: Any, issuer: Any, public_key: Any) -> Any:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+    )
+
+
+def _usage(signs: bool) -> Any:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _alternative(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(data)

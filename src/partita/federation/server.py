@@ -1,0 +1,114 @@
+"""The server's run: the ledger, over Flower, with its journal in the federation's folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from partita.engines.flower import Flower, Peer
+from partita.errors import EngineError, PartitaError, Stalled
+from partita.federation.folders import ServerFolder, held, holder, read_server
+from partita.federation.state import Requests, State, logger, write_state
+from partita.run import fit
+from partita.telemetry import Event, Row
+
+# Seconds that are waited for an earlier server, which is about to find out that it is not wanted any more.
+HANDOVER = 30.0
+
+
+class Reporter:
+    """Keeps the state file and the log up to date."""
+
+    def __init__(self, folder: ServerFolder, attempt: str):
+        self._folder, self._attempt = folder, attempt
+        self._log = logger(folder.run, "log")
+        self._state: State = "waiting for sites"
+        self._row: Row = {}
+        self._sites: dict[int, Row] = {site: {} for site in range(len(folder.sites))}
+        self._peers: Sequence[Peer] = ()
+        self._problems: dict[str, str] = {}
+
+    def watch(self, peers: Sequence[Peer]) -> None:
+        """Called by the engine at every look."""
+        if holder(self._folder.run / "serve.lock") is None:
+            raise EngineError("`partita serve` is not there any more")
+        self._peers = peers
+        for peer in peers:
+            if self._problems.get(peer.name) != peer.problem:
+                self._problems[peer.name] = peer.problem
+                level = self._log.warning if peer.problem else self._log.info
+                level("site" if peer.problem else "site is ready", extra={"row": _about(peer)})
+        self.write()
+
+    def __call__(self, event: Event) -> None:
+        """Called with every fold."""
+        self._state = "running"
+        row = event.row()
+        self._row = {**row, "total": event.total, "replayed": event.replayed}
+        for work in event.work:
+            self._sites[work.site] = {"staleness": work.staleness, "accepted": event.accepted, "seconds": work.seconds}
+        if not event.replayed:
+            names = [self._folder.sites[site] for site in event.sites]
+            self._log.info("fold", extra={"row": {**row, "names": names, "refused": event.refused}})
+        self.write()
+
+    def end(self, state: State, reason: str = "") -> None:
+        self._state = state
+        self._log.info(state, extra={"row": {"reason": reason}})
+        self.write(reason)
+
+    def write(self, reason: str = "") -> None:
+        sites = [{**_about(peer), **self._sites[site]} for site, peer in enumerate(self._peers)]
+        row = {"attempt": self._attempt, "state": self._state, "reason": reason, **self._row, "sites": sites}
+        write_state(self._folder, row)
+
+
+def _about(peer: Peer) -> Row:
+    return {
+        "site": peer.name,
+        "ready": peer.ready,
+        "connected": peer.node is not None,
+        "problem": peer.problem,
+        "last_seen": peer.last_seen,
+        "rows": peer.rows,
+        "tasks": peer.tasks,
+        "updates": peer.updates,
+        "bytes_down": peer.bytes_down,
+        "bytes_up": peer.bytes_up,
+    }
+
+
+def run(grid: Any, path: Path, attempt: str) -> None:
+    """Run, or carry on with the run, in a federation's folder."""
+    folder = read_server(path)
+    reporter = Reporter(folder, attempt)
+    server = folder.server
+    engine = Flower(
+        grid,
+        folder.recipe.greeting,
+        minimum=server.minimum,
+        timeout=server.timeout,
+        patience=server.patience,
+        gather=server.gather,
+        requests=Requests(folder),
+        watch=reporter.watch,
+    )
+    try:
+        with held(folder.run / "server.lock", HANDOVER):
+            reporter.write()
+            result = fit(
+                folder.recipe.model,
+                folder.sites,
+                **folder.recipe.settings,
+                engine=engine,
+                limits=folder.limits,
+                run_dir=folder.run,
+                resume=True,
+                callbacks=[reporter],
+            )
+            result.save(folder.result)
+    except Stalled as error:
+        reporter.end("stalled", str(error))
+    except PartitaError as error:
+        reporter.end("failed", f"{type(error).__name__}: {error}")
+    else:
+        reporter.end("finished")

@@ -1,0 +1,101 @@
+"""What a site does: build the model that it is told, look at its own data, and answer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita._version import __version__
+from partita.datasets import read_columns
+from partita.engines.base import Job, Worker, all_loaded
+from partita.errors import EngineError, InputError, MalformedMessage, PartitaError
+from partita.families import Family
+from partita.federation.folders import SiteSettings, read_site
+from partita.federation.recipe import Columns, Recipe
+from partita.messages import decoded_question, decoded_task, encoded_update
+from partita.models import prior_of
+from partita.run import prepared
+from partita.wire import Question
+
+
+class Site:
+    """Answers a server, from data that stay here. Settings and data are read again when their files change."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._known: tuple[Any, ...] = ()
+        self._recipe: Recipe | None = None
+        self._worker: Worker | None = None
+        self._like: Family | None = None
+
+    def answer(self, kind: Question, request: dict[str, Any]) -> dict[str, Any]:
+        """The payload that was asked for; or what is wrong, for both sides to read."""
+        try:
+            return {"payload": self._answer(kind, request)}
+        except PartitaError as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _answer(self, kind: Question, request: dict[str, Any]) -> bytes:
+        try:
+            number, payload = int(request["site"]), bytes(request["payload"])
+            text, digest, version = (str(request[name]) for name in ("recipe", "digest", "version"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
+        worker, like = self._ready(number, text, digest, version)
+        if kind == "about":
+            return np.float64(int(worker.shards[number].rows)).tobytes()
+        if kind == "evaluate":
+            return worker.evaluate(*decoded_question(payload, like)).astype("<f8").tobytes()
+        task = decoded_task(payload, like)
+        if task.site != number:
+            raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
+        (update,) = worker.refine([task])
+        return encoded_update(update)
+
+    def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family]:
+        settings = read_site(self.folder)
+        known = (number, text, digest, version, settings, _stamp(settings.data))
+        if self._worker is None or known != self._known:
+            recipe = _checked_recipe(text, digest, version)
+            X, y = read_table(settings, recipe.columns)
+            job = prepared(recipe.model, [settings.name], **recipe.settings).job()
+            self._worker, self._like = _worker(job, number, (X, y)), prior_of(recipe.model, recipe.model.hyper)
+            self._known = known
+        assert self._like is not None
+        return self._worker, self._like
+
+
+def _checked_recipe(text: str, digest: str, version: str) -> Recipe:
+    if version != __version__:
+        raise EngineError(
+            f"the server has Partita {version}, this site has {__version__}: install the same version on both"
+        )
+    recipe = Recipe.parsed(text)
+    if recipe.digest != digest:
+        raise EngineError(
+            "this site builds another model from the server's settings: "
+            "compare the versions of Python and Partita on both sides"
+        )
+    return recipe
+
+
+def _worker(job: Job, number: int, data: tuple[np.ndarray, np.ndarray]) -> Worker:
+    return Worker(job, {number: all_loaded(job.model, [data])[0]})
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}: put the data there, or change `data` in site.toml") from None
+    return found.st_mtime_ns, found.st_size
+
+
+def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """This site's features and target, scaled as everybody's are."""
+    unknown = sorted(set(settings.columns) - {*columns.features, columns.target})
+    if unknown:
+        raise InputError(f"{settings.path / 'site.toml'}: [columns] {unknown[0]}: the federation has no such column")
+    names = [settings.columns.get(name, name) for name in (*columns.features, columns.target)]
+    _, table = read_columns(settings.data, names)
+    return columns.scaled(table[:, :-1]), table[:, -1]

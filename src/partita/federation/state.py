@@ -1,0 +1,166 @@
+"""How a federation is doing: a small file that the server keeps up to date, requests to it, logs and metrics."""
+
+import json
+import logging
+import logging.handlers
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
+
+from partita.errors import CorruptStorage, InputError, StorageError
+from partita.federation.folders import ServerFolder, holder
+from partita.messages import Notice
+from partita.telemetry import Row, plain, to_json
+
+State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]
+ENDED = ("finished", "stalled", "failed")
+LOG_BYTES = 10_000_000
+
+
+def write_state(folder: ServerFolder, row: Row) -> None:
+    """Whole or not at all; it is rewritten every few seconds, and nothing is lost with it."""
+    folder.run.mkdir(parents=True, exist_ok=True)
+    new = folder.run / ".state.json"
+    new.write_text(to_json({"time": time.time(), **row}), encoding="utf-8")
+    os.replace(new, folder.run / "state.json")
+
+
+def read_state(folder: ServerFolder) -> Row:
+    """What the server said last; and whether it is there."""
+    serving = holder(folder.run / "serve.lock")
+    path = folder.run / "state.json"
+    if not path.exists():
+        return {"state": "waiting for sites" if serving else "not started", "serving": serving is not None, "sites": []}
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CorruptStorage(f"{path}: {error}") from None
+    if serving is None and row["state"] not in ENDED:
+        row["state"] = "stopped"
+    return {**row, "serving": serving is not None}
+
+
+def request(folder: ServerFolder, site: str, kind: Literal["retired", "readmitted"]) -> Path:
+    """Ask the server for something that concerns a site; it is read when the server runs."""
+    if site not in folder.sites:
+        raise InputError(f"site {site!r}: there are {', '.join(folder.sites)}")
+    folder.requests.mkdir(parents=True, exist_ok=True)
+    path = folder.requests / f"{time.time_ns():020d}-{uuid.uuid4().hex}.json"
+    new = path.with_suffix(".new")
+    try:
+        new.write_text(json.dumps({"site": site, "kind": kind}), encoding="utf-8")
+        os.replace(new, path)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}") from None
+    return path
+
+
+class Requests:
+    """Requests as notices, each until it is sure to be in the journal."""
+
+    def __init__(self, folder: ServerFolder):
+        self._folder = folder
+        self._handed: list[Path] = []
+
+    def __call__(self) -> list[Notice]:
+        # What was handed out last time is in the journal by now: the run asks again only after that.
+        for path in self._handed:
+            path.unlink(missing_ok=True)
+        self._handed = sorted(self._folder.requests.glob("*.json")) if self._folder.requests.is_dir() else []
+        return [self._notice(path) for path in self._handed]
+
+    def _notice(self, path: Path) -> Notice:
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            return Notice(self._folder.sites.index(row["site"]), row["kind"], "as the operator asked")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptStorage(f"{path}: is no request: {error}: delete it") from None
+
+
+def logger(folder: Path, name: str) -> logging.Logger:
+    """JSON lines in `folder/name.jsonl`, three files of at most ten megabytes each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = logging.getLogger(f"partita.{name}.{folder}")
+    if not log.handlers:
+        handler = logging.handlers.RotatingFileHandler(folder / f"{name}.jsonl", maxBytes=LOG_BYTES, backupCount=2)
+        handler.setFormatter(_JsonLines())
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+    return log
+
+
+class _JsonLines(logging.Formatter):
+    """`log.info("event", extra={"row": {...}})` as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        about = {"time": round(record.created, 3), "level": record.levelname.lower(), "event": record.getMessage()}
+        row: Any = plain(getattr(record, "row", {}))
+        return json.dumps({**about, **row})
+
+
+METRICS: Sequence[tuple[str, str, str]] = (
+    ("version", "counter", "Updates that the posterior has taken."),
+    ("messages", "counter", "Tasks and updates."),
+    ("bytes_down", "counter", "Bytes of densities sent to sites."),
+    ("bytes_up", "counter", "Bytes of densities that came from sites."),
+    ("accepted", "gauge", "Share of the last proposed change that was accepted."),
+    ("free_energy", "gauge", "Of the posterior, as sites reported it last."),
+)
+SITE_METRICS: Sequence[tuple[str, str, str]] = (
+    ("ready", "gauge", "Whether the site can be asked."),
+    ("updates", "counter", "Updates that came from the site since the server was started."),
+    ("staleness", "gauge", "Updates that were folded while the site was at work, last time."),
+    ("last_seen", "gauge", "When the site answered last, in seconds since 1970."),
+)
+
+
+def prometheus(state: Row) -> str:
+    """The state in Prometheus' text format."""
+    lines = []
+
+    def metric(name: str, kind: str, words: str, samples: Sequence[tuple[str, Any]]) -> None:
+        known = [(label, value) for label, value in samples if value is not None]
+        if known:
+            lines.append(f"# HELP partita_{name} {words}")
+            lines.append(f"# TYPE partita_{name} {kind}")
+            lines.extend(f"partita_{name}{label} {float(value):.17g}" for label, value in known)
+
+    metric("serving", "gauge", "Whether the server runs.", [("", state["serving"])])
+    metric("stalled", "gauge", "Whether nobody has answered for too long.", [("", state["state"] == "stalled")])
+    for name, kind, words in METRICS:
+        suffix = "_total" if kind == "counter" else ""
+        metric(f"{name}{suffix}", kind, words, [("", state.get(name))])
+    for name, kind, words in SITE_METRICS:
+        suffix = "_total" if kind == "counter" else ""
+        samples = [(f'{{site="{site["site"]}"}}', site.get(name)) for site in state["sites"]]
+        metric(f"site_{name}{suffix}", kind, words, samples)
+    return "\n".join(lines) + "\n"
+
+
+def serve_metrics(folder: ServerFolder, port: int) -> ThreadingHTTPServer:
+    """Prometheus metrics at http://127.0.0.1:port/metrics, until it is shut down."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/metrics":
+                self.send_error(404)
+                return
+            body = prometheus(read_state(folder)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Not a line on standard error for every scrape."""
+
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise InputError(f"--metrics {port}: {error.strerror}: use another port") from None
