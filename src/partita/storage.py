@@ -16,7 +16,7 @@ import sqlite3
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +166,24 @@ class Journal:
 
 def read_history(run_dir: str | os.PathLike) -> list[Row]:
     """The history of a run, finished or not."""
+    return [json.loads(row) for (row,) in _selected(run_dir, "SELECT row FROM history ORDER BY fold")]
+
+
+def read_notices(run_dir: str | os.PathLike) -> list[Notice]:
+    """What a run was told of its sites, beside updates."""
+    query = "SELECT site, kind, payload FROM arrivals WHERE kind != 'update' ORDER BY number"
+    return [Notice(site, kind, payload.decode(errors="replace")) for site, kind, payload in _selected(run_dir, query)]
+
+
+def _selected(run_dir: str | os.PathLike, query: str) -> list[tuple]:
     path = Path(run_dir) / "journal.sqlite"
     if not path.exists():
         raise StorageError(f"{path}: no such run")
     try:
-        database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        rows = [json.loads(row) for (row,) in database.execute("SELECT row FROM history ORDER BY fold")]
-        database.close()
-    except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute(query).fetchall()
+    except sqlite3.DatabaseError as error:
         raise CorruptStorage(f"{path}: {error}") from error
-    return rows
 
 
 def _meta(description: Row) -> dict[str, str]:

@@ -99,7 +99,7 @@ def read_columns(
     for number, row in enumerate(rows):
         try:
             if len(row) != len(header):
-                raise ValueError(f"it has {len(row)} cells where the header has {len(header)}")
+                raise ValueError(f"it has {len(row)} cells")
             table[number] = [float(row[place]) for place in places]
         except ValueError as error:
             raise InputError(f"{path}:{number + 2}: expected {len(wanted)} numbers ({error})") from None

@@ -158,21 +158,29 @@ def status(folder: Folder, json: Json = False) -> None:
         )
     if state["sites"]:
         print_table("", [_shown(row) for row in state["sites"]])
+    for row in state["sites"]:
+        if words := row["barred"] or row["problem"]:
+            typer.echo(f"{row['site']}: {words}")
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     seen = row.get("last_seen")
     return {
         "site": row["site"],
-        "status": "ready" if row["ready"] else "connected" if row["connected"] else "away",
+        "status": _word(row),
         "last seen": "never" if seen is None else f"{max(0.0, time.time() - seen):.0f} s ago",
         "updates": row["updates"],
         "staleness": row.get("staleness"),
         "accepted": row.get("accepted"),
         "bytes down": row["bytes_down"],
         "bytes up": row["bytes_up"],
-        "problem": row["problem"][:60],
     }
+
+
+def _word(row: dict[str, Any]) -> str:
+    if row["barred"]:
+        return row["barred"].partition(":")[0]
+    return "ready" if row["ready"] else "connected" if row["connected"] else "away"
 
 
 @federation.command()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-# The most bytes of a message: Flower's own limit.
-LARGEST = 2**31
+# The most bytes of a message, which is Flower's own limit, and of what is said about it.
+LARGEST, HEAD = 2**31, 2**20
 
 
 class Resident:
@@ -61,7 +61,7 @@ def _send(connection: socket.socket, kind: str, record: Record) -> None:
 
 def _received(connection: socket.socket) -> tuple[str, Record]:
     with connection.makefile("rb") as stream:
-        head = json.loads(stream.read(int.from_bytes(stream.read(4), "little")))
+        head = json.loads(stream.read(min(int.from_bytes(stream.read(4), "little"), HEAD)))
         if not 0 <= head["bytes"] <= LARGEST:
             raise ValueError("too large")
         payload = stream.read(head["bytes"])

@@ -7,7 +7,7 @@ import numpy as np
 
 from partita._version import __version__
 from partita.datasets import read_columns
-from partita.engines.base import Job, Worker, all_loaded
+from partita.engines.base import Worker, loaded
 from partita.errors import EngineError, InputError, MalformedMessage, PartitaError
 from partita.families import Family
 from partita.federation.folders import SiteSettings, read_site
@@ -15,6 +15,7 @@ from partita.federation.recipe import Columns, Recipe
 from partita.messages import decoded_question, decoded_task, encoded_update
 from partita.models import prior_of
 from partita.run import prepared
+from partita.shards import padded_together
 from partita.wire import Question
 
 
@@ -59,7 +60,8 @@ class Site:
             recipe = _checked_recipe(text, digest, version)
             X, y = read_table(settings, recipe.columns)
             job = prepared(recipe.model, [settings.name], **recipe.settings).job()
-            self._worker, self._like = _worker(job, number, (X, y)), prior_of(recipe.model, recipe.model.hyper)
+            (shard,) = padded_together([loaded(job.model, number, (X, y))])
+            self._worker, self._like = Worker(job, {number: shard}), prior_of(recipe.model, recipe.model.hyper)
             self._known = known
         assert self._like is not None
         return self._worker, self._like
@@ -77,10 +79,6 @@ def _checked_recipe(text: str, digest: str, version: str) -> Recipe:
             "compare the versions of Python and Partita on both sides"
         )
     return recipe
-
-
-def _worker(job: Job, number: int, data: tuple[np.ndarray, np.ndarray]) -> Worker:
-    return Worker(job, {number: all_loaded(job.model, [data])[0]})
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import ServerFolder, holder
 from partita.messages import Notice
+from partita.storage import read_notices
 from partita.telemetry import Row, plain, to_json
 
 State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]
@@ -38,10 +39,23 @@ def read_state(folder: ServerFolder) -> Row:
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CorruptStorage(f"{path}: {error}") from None
+        raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing is lost with it") from None
     if serving is None and row["state"] not in ENDED:
         row["state"] = "stopped"
-    return {**row, "serving": serving is not None}
+    barred = _barred(folder)
+    sites = [{**site, "barred": barred.get(site["site"])} for site in row["sites"]]
+    return {**row, "serving": serving is not None, "sites": sites}
+
+
+def _barred(folder: ServerFolder) -> dict[str, str]:
+    """Who is quarantined or retired, and why, as the journal has it."""
+    barred: dict[int, str] = {}
+    for notice in read_notices(folder.run) if folder.has_run else ():
+        if notice.kind in ("quarantined", "retired"):
+            barred[notice.site] = f"{notice.kind}: {notice.reason}"
+        elif notice.kind == "readmitted" and not barred.get(notice.site, "").startswith("retired"):
+            barred.pop(notice.site, None)
+    return {folder.sites[site]: words for site, words in barred.items()}
 
 
 def request(folder: ServerFolder, site: str, kind: Literal["retired", "readmitted"]) -> Path:

@@ -1,0 +1,246 @@
+"""A real federation on loopback, with TLS and keys: one SuperLink, three SuperNodes; killed, resumed, forged."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import partita as pt
+from partita.schedules import Synchronous
+
+pytest.importorskip("flwr")
+pytestmark = pytest.mark.engines
+
+PARTITA = [sys.executable, "-m", "partita"]
+SITES = ("a", "b", "c")
+COLUMNS = [f"x{i}" for i in range(1, 6)]
+X, Y = pt.datasets.load("breast-cancer")
+X = pt.datasets.standardised(X)[:, :5]
+SHARDS = pt.datasets.split((X, Y), sites=3)
+
+
+def in_process(rounds, shards=SHARDS):
+    return pt.fit(pt.models.LogisticRegression(features=5), shards, schedule=Synchronous(rounds=rounds))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def distance(first, second):
+    """Of locations, in posterior deviations."""
+    return np.max(np.abs(first.location - second.location) / second.scale)
+
+
+class Federation:
+    """A folder with everything, and the processes that were started in it."""
+
+    def __init__(self, folder, rounds, **settings):
+        self.folder, self.started = folder, {}
+        self.address = f"127.0.0.1:{free_port()}"
+        self.command("new-federation", folder, "--sites", ",".join(SITES), "--address", self.address,
+                     "--features", ",".join(COLUMNS), "--target", "y")  # fmt: skip
+        file = folder / "federation.toml"
+        text = file.read_text().replace("rounds = 20", f"rounds = {rounds}")
+        for name, value in settings.items():
+            lines = [line for line in text.splitlines() if not line.startswith((f"{name} =", f"# {name} ="))]
+            text = "\n".join(lines).replace("[server]", f"[server]\n{name} = {value}") + "\n"
+        file.write_text(text)
+        for site, (inputs, targets) in zip(SITES, SHARDS, strict=True):
+            self.write_data(site, inputs, targets)
+
+    def site_folder(self, site):
+        return self.folder / "for-sites" / site
+
+    def write_data(self, site, inputs, targets, names=(*COLUMNS, "y")):
+        path, table = self.site_folder(site) / "data.csv", np.column_stack([inputs, targets])
+        np.savetxt(path, table, delimiter=",", header=",".join(names), comments="", fmt="%.17g")
+
+    def command(self, *arguments, code=0):
+        done = subprocess.run([*PARTITA, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    def start(self, name, *arguments, command=PARTITA):
+        with (self.folder.parent / f"{name}.log").open("wb") as log:
+            self.started[name] = subprocess.Popen(
+                [*command, *map(str, arguments)], stdout=log, stderr=subprocess.STDOUT
+            )
+        return self.started[name]
+
+    def log(self, name):
+        return (self.folder.parent / f"{name}.log").read_text()
+
+    def start_sites(self, *sites):
+        for site in sites or SITES:
+            self.start(f"site-{site}", "site", self.site_folder(site))
+
+    def status(self):
+        return json.loads(self.command("status", self.folder, "--json"))
+
+    def site(self, name):
+        return next((row for row in self.status()["sites"] if row["site"] == name), None)
+
+    def until(self, condition, seconds=240):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, (self.status(), self.log("serve"))
+            time.sleep(0.5)
+
+    def version(self):
+        return self.status().get("version", 0)
+
+    def kill_server(self):
+        """Everything of it at once: supervisor, SuperLink, SuperExec and the app with the ledger."""
+        app = int((self.folder / "run" / "server.lock").read_text())
+        victims = [app, *children(self.started["serve"].pid), self.started["serve"].pid]
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        self.started.pop("serve").wait()
+
+    def result(self):
+        return pt.load(self.folder / "run" / "result.safetensors")
+
+    def close(self):
+        for process in self.started.values():
+            process.terminate()
+        for process in self.started.values():
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def children(parent):
+    return [int(number) for number in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+@pytest.fixture
+def federation(tmp_path):
+    opened = []
+
+    def make(rounds, **settings):
+        opened.append(Federation(tmp_path / "federation", rounds, **settings))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.close()
+
+
+def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
+    ours = federation(6)
+    ours.start_sites()
+    port = free_port()
+    ours.start("serve", "serve", ours.folder, "--metrics", port)
+    ours.until(lambda: ours.version() >= 6)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        metrics = answer.read().decode()
+    assert "partita_serving 1\n" in metrics
+    assert 'partita_site_ready{site="b"} 1\n' in metrics
+    ours.kill_server()
+    assert ours.status()["state"] == "stopped"
+    assert "there is a run already" in ours.command("serve", ours.folder, code=2)
+    ours.start("serve", "resume", ours.folder)
+    assert ours.started["serve"].wait(300) == 0
+    result, there = ours.result(), in_process(6)
+    assert len(result.history) == 6
+    assert distance(result.posterior, there.posterior) < 1e-9
+    np.testing.assert_allclose(result.log_evidence, there.log_evidence, rtol=1e-9)
+    assert ours.status()["state"] == "finished"
+    # More rounds of the same run.
+    file = ours.folder / "federation.toml"
+    file.write_text(file.read_text().replace("rounds = 6", "rounds = 7"))
+    ours.start("serve", "resume", ours.folder)
+    assert ours.started["serve"].wait(300) == 0
+    assert distance(ours.result().posterior, in_process(7).posterior) < 1e-9
+
+
+def test_a_node_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
+    """A site with other columns is told what is wrong, mends it, and joins; another is killed, and comes back."""
+    ours = federation(24, minimum=2, gather=1.0)
+    ours.write_data("c", *SHARDS[2], names=("x1", "x2", "SIZE", "x4", "x5", "y"))
+    ours.start_sites()
+    ours.start("serve", "serve", ours.folder)
+    ours.until(lambda: ours.version() >= 4)
+    wrong = "InputError: " + str(ours.site_folder("c") / "data.csv") + ": no column 'x3'; it has x1, x2, SIZE"
+    assert ours.site("c")["problem"].startswith(wrong)
+    assert "no column 'x3'" in ours.log("site-c")
+    settings = ours.site_folder("c") / "site.toml"
+    settings.write_text(settings.read_text() + 'x3 = "SIZE"\n')
+    (node,) = children(ours.started["site-b"].pid)
+    os.kill(node, signal.SIGKILL)
+    ours.until(lambda: not ours.site("b")["ready"])
+    ours.until(lambda: ours.site("b")["ready"])
+    assert ours.started["serve"].wait(400) == 0
+    assert all(site["ready"] and site["updates"] > 5 for site in ours.status()["sites"])
+    assert distance(ours.result().posterior, in_process(60).posterior) < 1e-3
+
+
+def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(federation):
+    ours = federation(14)
+    ours.start_sites()
+    ours.start("serve", "serve", ours.folder)
+    ours.until(lambda: ours.version() >= 6)
+    assert "c will be retired now" in ours.command("retire", ours.folder, "c")
+    ours.until(lambda: ours.site("c")["barred"] is not None)
+    assert "has ended" in ours.command("stop", ours.folder)
+    assert ours.started["serve"].wait(10) == 0
+    assert "nobody is at work" in ours.command("stop", ours.folder)
+    assert "there are a, b, c" in ours.command("retire", ours.folder, "nobody", code=2)
+    ours.start("serve", "resume", ours.folder)
+    assert ours.started["serve"].wait(300) == 0
+    assert "retired" in ours.command("status", ours.folder)
+    assert distance(ours.result().posterior, in_process(60, SHARDS[:2]).posterior) < 1e-3
+
+
+BROKEN = """
+import sys
+from pathlib import Path
+from partita.federation import site
+from partita.federation.processes import run_site
+
+good = site.Site.answer
+def garbage(self, kind, request):
+    return {"payload": b"\\x00" * 64} if kind == "refine" else good(self, kind, request)
+site.Site.answer = garbage
+run_site(Path(sys.argv[1]), print)
+"""
+
+
+def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
+    """Row 14 of the faults, and bad bytes over the wire: refused, and the others go on."""
+    ours = federation(5, minimum=2, gather=20.0)
+    other = Federation(tmp_path / "other", 5)
+    # A stranger with a key of its own, a site that trusts another authority, and one that answers nonsense.
+    stranger = ours.folder / "for-sites" / "stranger"
+    shutil.copytree(ours.site_folder("a"), stranger)
+    shutil.copy(other.site_folder("a") / "site.key", stranger / "site.key")
+    shutil.copy(other.folder / "keys" / "ca.crt", ours.site_folder("b") / "ca.crt")
+    ours.start_sites("a")
+    ours.start("site-c", ours.site_folder("c"), command=[sys.executable, "-c", BROKEN])
+    ours.start("serve", "serve", ours.folder)
+    ours.until(lambda: ours.site("a") is not None)
+    refused = ours.command("site", ours.site_folder("b"), code=2)
+    assert "does not speak for the server" in refused
+    assert "Traceback" not in refused
+    intruder = ours.start("stranger", "site", stranger)
+    assert ours.started["serve"].wait(300) == 0
+    assert ours.site("c")["barred"].startswith("quarantined: site 2: cannot be read")
+    assert ours.site("a")["updates"] == 5
+    assert not ours.site("b")["ready"]
+    assert intruder.poll() is None or intruder.returncode == 2
+    assert "refused, trying again" in ours.log("stranger")
+    assert distance(ours.result().posterior, in_process(5, SHARDS[:1]).posterior) < 1e-9

@@ -1,0 +1,235 @@
+"""What a federation's server and sites do, without the network between them."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import partita as pt
+from partita._version import __version__
+from partita.config import Reader
+from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
+from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
+from partita.federation.recipe import Recipe
+from partita.federation.resident import Resident, ask
+from partita.federation.site import Site
+from partita.federation.state import Requests, prometheus, read_state, request, write_state
+from partita.ledger import Ledger
+from partita.messages import decoded_update, encoded_question, encoded_task
+from partita.models import prior_of
+from partita.run import prepared
+from partita.schedules import Board
+
+FEATURES = ("age", "bmi")
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(30, 2))
+Y = (X[:, 0] + 0.5 * GENERATOR.normal(size=30) > 0).astype(float)
+
+
+@pytest.fixture
+def server(tmp_path):
+    folder = tmp_path / "server"
+    (folder / "sites").mkdir(parents=True)
+    (folder / "federation.toml").write_text(
+        _federation_text(["a", "b"], "127.0.0.1:9092", FEATURES, "ill", "logistic-regression")
+    )
+    for site in ("a", "b"):
+        (folder / "sites" / f"{site}.pub").write_text("a key")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A site's; its column of the age has a name of its own, and there is one of words."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    for name in ("ca.crt", "site.key"):
+        (folder / name).write_text("")
+    (folder / "site.toml").write_text(_site_text("b", "127.0.0.1:9092", FEATURES, "ill") + 'age = "YEARS"\n')
+    rows = [f"{bmi!r},someone,{ill!r},{age!r}" for (age, bmi), ill in zip(X.tolist(), Y.tolist(), strict=True)]
+    (folder / "data.csv").write_text("\n".join(["bmi,name,ill,YEARS", *rows]) + "\n")
+    return folder
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_site_answers_as_it_would_in_process(server, folder):
+    recipe = read_server(server).recipe
+    greeting = {**recipe.greeting, "site": 1}
+    site, model = Site(folder), recipe.model
+    assert site.answer("about", {**greeting, "payload": b""}) == {"payload": np.float64(30).tobytes()}
+    prior = prior_of(model, model.hyper)
+    (task,) = Ledger(prior, 2).dispatch([1], model.hyper)
+    payload = site.answer("refine", {**greeting, "payload": encoded_task(task)})["payload"]
+    update = decoded_update(1, 0, payload, prior)
+    run = prepared(model, [(X, Y)], **recipe.settings)
+    run.engine.open(run.job(), run.shards)
+    run.engine.submit(run.ledger.dispatch([0], model.hyper), 0.0)
+    (there,) = run.engine.collect()
+    for a, b in zip(update.change.__dict__.values(), there.change.__dict__.values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    asked = {**greeting, "payload": encoded_question(prior, model.hyper)}
+    assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.evaluate(prior, model.hyper)
+
+
+def test_what_is_wrong_at_a_site_is_said(server, folder):
+    greeting = {**read_server(server).recipe.greeting, "site": 1, "payload": b""}
+
+    def told(kind="about", **changes):
+        return Site(folder).answer(kind, {**greeting, **changes})["error"]
+
+    assert told(version="0.0.1") == (
+        f"EngineError: the server has Partita 0.0.1, this site has {__version__}: install the same version on both"
+    )
+    assert "builds another model" in told(digest="0" * 64)
+    assert told(recipe="{").startswith("MalformedMessage: recipe: cannot be read")
+    assert told("refine", payload=b"garbage").startswith("MalformedMessage: task: cannot be read")
+    assert "MalformedMessage" in Site(folder).answer("about", {"payload": b""})["error"]
+    prior = prior_of(pt.models.LogisticRegression(features=2), {"prior_scale": 1.0})
+    (task,) = Ledger(prior, 2).dispatch([0], {})
+    assert "it is for site 0, and this is site 1" in told("refine", payload=encoded_task(task))
+    change(folder / "data.csv", "YEARS", "AGE")
+    assert "data.csv: no column 'YEARS'; it has bmi, name, ill, AGE" in told()
+    change(folder / "site.toml", 'age = "YEARS"', 'weight = "AGE"')
+    assert "[columns] weight: the federation has no such column" in told()
+    (folder / "data.csv").unlink()
+    assert "data.csv: No such file or directory: put the data there" in told()
+
+
+def test_a_site_notices_that_its_data_have_changed(server, folder):
+    greeting, site = {**read_server(server).recipe.greeting, "site": 1, "payload": b""}, Site(folder)
+    assert "payload" in site.answer("about", greeting)
+    with (folder / "data.csv").open("a") as stream:
+        stream.write("0.5,another,1.0,0.25\n")
+    assert site.answer("about", greeting) == {"payload": np.float64(31).tobytes()}
+    with (folder / "data.csv").open("a") as stream:
+        stream.write("0.5,another,nan,0.25\n")
+    assert site.answer("about", greeting)["error"].startswith("ShardError: site 1: y: is not finite at [31]")
+
+
+def test_columns_are_scaled_the_same_everywhere(server, folder):
+    change(server / "federation.toml", "# centre = [0.0, 0.0]", "centre = [1.0, 2.0]")
+    change(server / "federation.toml", "# scale = [1.0, 1.0]", "scale = [2.0, 4.0]")
+    columns = Recipe.parsed(read_server(server).recipe.text).columns
+    np.testing.assert_allclose(columns.scaled(X), (X - [1.0, 2.0]) / [2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            "rounds = 20",
+            "round = 20",
+            r"federation.toml:\d+: \[schedule\] round is not a known key; did you mean rounds",
+        ),
+        ('["age", "bmi"]', '["age", "age"]', r"\[columns\] features: a column is named twice"),
+        ('["age", "bmi"]', "[]", r"\[columns\] features: expected names"),
+        ("# centre = [0.0, 0.0]", "centre = [0.0]", r"\[columns\] centre: expected 2 numbers"),
+        ("# scale = [1.0, 1.0]", "scale = [1.0, 0.0]", r"\[columns\] scale: expected positive"),
+        ('"logistic-regression"', '"logistic"', r"\[model\] name 'logistic' is not known"),
+        ('"127.0.0.1:9092"', '"here"', r"\[server\] address: expected host:port, got 'here'"),
+        ('["a", "b"]', '["a", "c"]', r"\[server\] sites c: its public key is missing"),
+        ('["a", "b"]', '["a", "../b"]', r"\[server\] site '../b': use letters"),
+        ('["a", "b"]', '["a", "a"]', r"\[server\] sites: a name is there twice"),
+        ("timeout = 600.0", "timeout = -1", r"\[server\] timeout: expected a positive number"),
+        ("# change = 100.0", "change = -1", r"\[limits\] limits: change: expected a positive number"),
+    ],
+)
+def test_settings_that_cannot_be_used(server, old, new, complaint):
+    change(server / "federation.toml", old, new)
+    with pytest.raises(ConfigError, match=complaint):
+        read_server(server)
+
+
+def test_folders_that_are_none(tmp_path, folder):
+    with pytest.raises(ConfigError, match=r"has no federation.toml: partita new-federation makes one"):
+        read_server(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no site.toml: ask whoever runs the server"):
+        read_site(tmp_path)
+    change(folder / "site.toml", 'data = "data.csv"', "data = 3")
+    with pytest.raises(ConfigError, match=r"site.toml:\d+: data is missing, or not in quotes"):
+        read_site(folder)
+
+
+def test_the_same_settings_are_the_same_model_in_another_process(server):
+    recipe = read_server(server).recipe
+    program = "import sys; from partita.federation.recipe import Recipe; print(Recipe.parsed(sys.argv[1]).digest)"
+    other = subprocess.run([sys.executable, "-c", program, recipe.text], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == recipe.digest
+    tables = {"columns": {"features": ["age"], "target": "ill"}, "model": {"name": "logistic-regression"}}
+    assert Recipe.read(Reader(server), tables).digest != recipe.digest
+
+
+def test_requests_stay_until_they_are_in_the_journal(server):
+    folder = read_server(server)
+    with pytest.raises(InputError, match="there are a, b"):
+        request(folder, "c", "retired")
+    path = request(folder, "b", "retired")
+    requests = Requests(folder)
+    (notice,) = requests()
+    assert (notice.site, notice.kind) == (1, "retired")
+    assert path.exists()
+    assert requests() == []
+    assert not path.exists()
+    path.write_text("{}")
+    with pytest.raises(CorruptStorage, match="is no request"):
+        requests()
+
+
+def test_a_quarantined_site_comes_back_only_when_somebody_says_so():
+    board = Board(2)
+    board.left(0, "nonsense", barred=True)
+    board.left(0, "is not connected")
+    board.came_back(0)
+    assert board.away == {0: "nonsense"}
+    board.readmitted(0)
+    assert not board.away
+    assert 0 in board.idle
+
+
+def test_one_process_at_a_time(tmp_path):
+    place = tmp_path / "lock"
+    assert holder(place) is None
+    with held(place):
+        assert holder(place) == os.getpid()
+        with pytest.raises(StorageError, match=f"process {os.getpid()} is at work here"), held(place):
+            pass
+    assert holder(place) is None
+    with held(place):
+        pass
+
+
+def test_metrics_and_state(server):
+    folder = read_server(server)
+    assert read_state(folder)["state"] == "not started"
+    row = {"site": "a", "ready": True, "updates": 3, "staleness": 2, "last_seen": None}
+    write_state(folder, {"state": "running", "version": 7, "accepted": 0.5, "sites": [row]})
+    state = read_state(folder)
+    assert state["state"] == "stopped"
+    text = prometheus(state)
+    assert "partita_serving 0\n" in text
+    assert "# TYPE partita_version_total counter\npartita_version_total 7\n" in text
+    assert 'partita_site_updates_total{site="a"} 3\n' in text
+    assert "last_seen" not in text
+    (folder.run / "state.json").write_text("{")
+    with pytest.raises(CorruptStorage, match="it can be deleted"):
+        read_state(folder)
+
+
+def test_a_message_to_the_site_in_memory_may_break_off(tmp_path):
+    place = tmp_path / "socket"
+    resident = Resident(lambda kind, record: {"payload": kind.encode() + record["payload"]}, place)
+    for broken in (b"", b"\x01\x00\x00\x00x", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00{}"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(place))
+            connection.sendall(broken)
+    assert ask(place, "about", {"site": 1, "payload": b"x" * 100_000}) == {"payload": b"about" + b"x" * 100_000}
+    resident.close()
+    assert "does not answer" in ask(tmp_path / "nowhere", "about", {"payload": b""})["error"]
