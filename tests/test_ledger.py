@@ -148,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
         site = choice % self.ledger.sites
         task = self.ledger.dispatch([site], {})[0]
         assert (task.site, task.version) == (site, self.ledger.version)
-        assert margin(task.posterior / task.factor) > 0
+        assert margin(task.begin / task.factor) > 0
 
     @precondition(lambda self: self.ledger.outstanding)
     @rule(choice=SEEDS, size=SIZES, sign=st.sampled_from([-1, 0, 1]))

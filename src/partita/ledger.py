@@ -35,6 +35,9 @@ class Task:
     """Server → site: refine your factor, given what all the others believe.
 
     `start` is where to begin, if not at the posterior; `anchor` an earlier posterior, for solvers of double loops.
+
+    With `message_only`, a site is asked for no more than its message at that place, which needs neither cavity nor
+    factor: then they are not sent.
     """
 
     site: int
@@ -44,15 +47,24 @@ class Task:
     hyper: Hyper
     start: Family | None = None
     anchor: Family | None = None
+    message_only: bool = False
 
     @property
-    def posterior(self) -> Family:
-        return self.cavity * self.factor
+    def begin(self) -> Family:
+        """Where a refinement begins."""
+        return self.cavity * self.factor if self.start is None else self.start
+
+    @property
+    def sent(self) -> dict[str, Family]:
+        """The densities that a site has to be sent."""
+        if self.message_only:
+            return {"start": self.begin}
+        named = {"cavity": self.cavity, "factor": self.factor, "start": self.start, "anchor": self.anchor}
+        return {name: density for name, density in named.items() if density is not None}
 
     @property
     def nbytes(self) -> int:
-        densities = (self.cavity, self.factor, self.start, self.anchor)
-        return sum(density.nbytes for density in densities if density is not None) + 8 * len(self.hyper)
+        return sum(density.nbytes for density in self.sent.values()) + 8 * len(self.hyper)
 
 
 @dataclass(frozen=True)
@@ -130,9 +142,16 @@ class Ledger:
         return self.prior * _product(self._factors)
 
     def dispatch(
-        self, sites: Sequence[int], hyper: Hyper, start: Family | None = None, anchor: Family | None = None
+        self,
+        sites: Sequence[int],
+        hyper: Hyper,
+        start: Family | None = None,
+        anchor: Family | None = None,
+        message_only: bool = False,
     ) -> list[Task]:
         """Hand sites their next tasks; each is outstanding until its update is folded."""
+        if message_only and start is None:
+            start = self.posterior
         for site in sites:
             if not 0 <= site < self.sites:
                 raise InputError(f"site {site}: there are sites 0 to {self.sites - 1}")
@@ -140,7 +159,10 @@ class Ledger:
         factors = rows_of(self._own(sites))
         self.outstanding.update(dict.fromkeys(sites, self.version))
         rows = zip(sites, cavities, factors, strict=True)
-        return [Task(site, self.version, cavity, factor, hyper, start, anchor) for site, cavity, factor in rows]
+        return [
+            Task(site, self.version, cavity, factor, hyper, start, anchor, message_only)
+            for site, cavity, factor in rows
+        ]
 
     def fold(self, updates: Sequence[Update], temper: Callable[[Family, Family], Family] = unchanged) -> float:
         """Apply updates together, after a damping policy has tempered their changes, given those sites' factors.

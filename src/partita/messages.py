@@ -70,26 +70,31 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
 
 def encoded_task(task: Task) -> bytes:
     """A task as bytes, all of it."""
-    arrays = {**_named("cavity", task.cavity), **_named("factor", task.factor)}
-    for name in ("start", "anchor"):
-        if (density := getattr(task, name)) is not None:
-            arrays.update(_named(name, density))
-    about = {"site": task.site, "version": task.version, "hyper": {n: float(v) for n, v in task.hyper.items()}}
+    arrays = {key: array for name, density in task.sent.items() for key, array in _named(name, density).items()}
+    about = {
+        "site": task.site,
+        "version": task.version,
+        "message_only": task.message_only,
+        "hyper": {name: float(value) for name, value in task.hyper.items()},
+    }
     return pack("task", about, arrays)
 
 
 def decoded_task(payload: bytes, like: Family) -> Task:
-    """The inverse."""
+    """The inverse; what was not sent is flat."""
     about, arrays = unpack("task", payload, like, densities=4)
+    flat = jax.tree.map(np.zeros_like, like)
+    message_only = about.get("message_only") is True
     try:
         return Task(
             site=int(about["site"]),
             version=int(about["version"]),
-            cavity=_density("cavity", arrays, like),
-            factor=_density("factor", arrays, like),
+            cavity=flat if message_only else _density("cavity", arrays, like),
+            factor=flat if message_only else _density("factor", arrays, like),
             hyper=_hyper(about),
-            start=_density("start", arrays, like) if "start.0" in arrays else None,
+            start=_density("start", arrays, like) if message_only or "start.0" in arrays else None,
             anchor=_density("anchor", arrays, like) if "anchor.0" in arrays else None,
+            message_only=message_only,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise MalformedMessage(f"task: cannot be read: {error}") from error

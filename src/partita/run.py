@@ -369,6 +369,11 @@ class Run:
         return self.solver.stochastic or self.expectation.stochastic
 
     @property
+    def message_only(self) -> bool:
+        """Whether sites are asked for messages, rather than for refined factors."""
+        return self.solver.sends_message(self.expectation)
+
+    @property
     def current_hyper(self) -> Hyper:
         return dict(self.model.hyper) if self.learner is None else self.learner.hyper
 
@@ -389,7 +394,8 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             start = run.start if ledger.version == 0 else None
             if tally.folds % schedule.holds == 0:
                 held = ledger.posterior
-            tasks = ledger.dispatch(chosen, run.current_hyper, start, held if schedule.holds > 1 else None)
+            anchor = held if schedule.holds > 1 else None
+            tasks = ledger.dispatch(chosen, run.current_hyper, start, anchor, run.message_only)
             inbox.submit(tasks, tally.clock)
             tally.sent(tasks)
             damping.sent(chosen, ledger.posterior if start is None else start)

@@ -1,5 +1,6 @@
 """An optimiser at the server, over the changes that sites propose."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from partita.damping.policies import Proposal, Tempering
 from partita.errors import InputError
 from partita.families import Family, MeanField
 from partita.ledger import Update
+
+# How many moves count as recent.
+RECENT = 5
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ class Optimiser:
         floor: added to all precisions before they scale a gradient, relative to their mean.
         first_step: the share of the scaled gradient that is taken while there is no earlier move.
         trust: the largest KL divergence of one move of the locations, in nats per parameter.
+        growth: how many times that of the recent moves it may be: pairs of gradients that are mostly noise now and then
+            ask for a move that is out of all proportion.
         margin: a fall of the estimated free energy by more than this share of it quarters the trust.
     """
 
@@ -40,12 +46,13 @@ class Optimiser:
     floor: float = 0.1
     first_step: float = 0.0025
     trust: float = 0.05
+    growth: float = 4.0
     margin: float = 0.01
 
     def __post_init__(self) -> None:
         check_count("Optimiser: ", memory=self.memory)
         check_share("Optimiser: ", precision_rate=self.precision_rate, first_step=self.first_step)
-        check_positive("Optimiser: ", trust=self.trust, margin=self.margin)
+        check_positive("Optimiser: ", trust=self.trust, growth=self.growth, margin=self.margin)
         check_not_negative("Optimiser: ", floor=self.floor)
 
     def begin(self, sites: int, parallel: bool, stochastic: bool = False) -> Tempering:
@@ -105,6 +112,8 @@ class OptimiserTempering(Tempering):
     heard: set[int] = field(default_factory=set)
     last: Seen | None = None
     last_free_energy: float | None = None
+    # The divergences of the latest moves.
+    lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     expected: list[float] = field(default_factory=list)
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
@@ -204,6 +213,9 @@ class OptimiserTempering(Tempering):
             step = kind(self.settings.first_step) * scaling * total
         divergence = 0.5 * _dot(step, step * precision)
         largest = self.trust * len(step)
+        if len(self.lengths) == RECENT:
+            largest = min(largest, self.settings.growth * float(np.median(self.lengths)))
+        self.lengths.append(min(divergence, largest))
         # A whole Newton step on gradients that are a round old would oscillate.
         share /= 1 + proposal.staleness / self.sites
         step *= kind(share * min(1.0, np.sqrt(largest / max(divergence, np.finfo(kind).tiny))))

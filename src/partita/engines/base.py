@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from partita.messages import Arrival, content_digest
 from partita.models import AbstractModel, Hyper
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, padded_together
-from partita.solvers import Solver, SolverInfo
+from partita.solvers import Outcome, Solver, SolverInfo
 
 # Keys of evaluations, beside those of versions.
 EVALUATION = 2**31 - 1
@@ -134,7 +134,7 @@ class Worker:
         return [sites] if len(sites) == len(self._groups[shape]) else _powers_of_two(sites)
 
     def refine(self, tasks: Sequence[Task]) -> list[Update]:
-        """Answer tasks that share one posterior."""
+        """Answer tasks that share one posterior, as sites do: with changes, or with messages."""
         by_site = {task.site: task for task in tasks}
         by_shape: dict[tuple, list[int]] = {}
         for site in by_site:
@@ -149,30 +149,37 @@ class Worker:
     def _refine_stack(self, shape: tuple, tasks: Sequence[Task]) -> list[Update]:
         job, first = self.job, tasks[0]
         began = time.perf_counter()
+        given = (job.model, job.solver, job.expectation, job.learns_hyper)
         with precision(job.model.dtype):
-            result = _refine_sites(
-                job.model,
-                job.solver,
-                job.expectation,
-                job.learns_hyper,
-                np.asarray(first.start is not None),
-                first.cavity if first.start is None else first.start,
-                first.anchor,
+            shared = (
                 _array_hyper(first.hyper, job.model),
                 np.asarray(job.seed, np.uint32),
                 np.asarray(first.version, np.uint32),
-                _as_stack([task.cavity for task in tasks]),
-                _as_stack([task.factor for task in tasks]),
+            )
+            mine = (
                 self._stacked(shape, [task.site for task in tasks]),
                 np.asarray([task.site for task in tasks], np.uint32),
             )
-            changes, info, expected, gradients = on_host(result)
+            if first.message_only:
+                result = _message_sites(*given, first.begin, *shared, *mine)
+            else:
+                result = _refine_sites(
+                    *given,
+                    np.asarray(first.start is not None),
+                    first.cavity if first.start is None else first.start,
+                    first.anchor,
+                    *shared,
+                    _as_stack([task.cavity for task in tasks]),
+                    _as_stack([task.factor for task in tasks]),
+                    *mine,
+                )
+            answers, info, expected, gradients = on_host(result)
         seconds = (time.perf_counter() - began) / len(tasks)
         return [
             Update(
                 task.site,
                 task.version,
-                jax.tree.map(lambda a, i=i: a[i, ...], changes),
+                jax.tree.map(lambda a, i=i: a[i, ...], answers),
                 expected_log_prob=float(info.expected_log_prob[i]),
                 expected_log_factor=float(expected[0][i]),
                 expected_log_change=float(expected[1][i]),
@@ -202,6 +209,32 @@ class Worker:
                     )
                     values.update(zip(sites, np.asarray(found, np.float64), strict=True))
         return np.array([values[site] for site in self.shards])
+
+
+def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
+    """What the ledger takes, from what sites answered: a message becomes the change that it means for the factor.
+
+    Done where the server is, which has the factors; for tasks of one kind that share one posterior.
+    """
+    if not tasks or not tasks[0].message_only:
+        return list(answers)
+    with precision(tasks[0].begin.dtype):
+        result = _changes(
+            tasks[0].begin,
+            _as_stack([task.factor for task in tasks]),
+            _as_stack([answer.change for answer in answers]),
+            np.array([answer.outcome != Outcome.NOT_FINITE for answer in answers]),
+        )
+        changes, of_factor, of_change = on_host(result)
+    return [
+        replace(
+            answer,
+            change=jax.tree.map(lambda a, i=i: a[i, ...], changes),
+            expected_log_factor=float(of_factor[i]),
+            expected_log_change=float(of_change[i]),
+        )
+        for i, answer in enumerate(answers)
+    ]
 
 
 def _as_stack(families: Sequence[Family]) -> Family:
@@ -266,6 +299,46 @@ def _refine_sites(
 
     # A loop, not vmap: batched factorisations are slow, and can deadlock, on few cores.
     return jax.lax.map(refine, (cavities, factors, shards, sites))
+
+
+@eqx.filter_jit
+def _message_sites(
+    model: AbstractModel,
+    solver: Solver,
+    expectation: Expectation,
+    learns_hyper: bool,
+    begin: Family,
+    hyper: Hyper,
+    seed: Array,
+    version: Array,
+    shards: Shard,
+    sites: Array,
+) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+    """The same where a site is asked for no more than its message; what concerns factors is left to the server."""
+
+    def message(args: tuple[Shard, Array]) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+        shard, site = args
+        key = site_key(seed, site, version)
+        problem = LocalProblem(model, expectation, begin, shard, hyper)
+        found, info = solver.message(problem, begin, key=key)
+        gradient = problem.hyper_gradient(begin, key) if learns_hyper else {}
+        nothing = jnp.zeros((), begin.dtype)
+        return found, info, (nothing, nothing), gradient
+
+    return jax.lax.map(message, (shards, sites))
+
+
+@eqx.filter_jit
+def _changes(begin: Family, factors: Family, messages: Family, finite: Array) -> tuple[Family, Array, Array]:
+    """Of factors, to become messages; and the expectations of both under the density where they were evaluated."""
+    mean = begin.mean()
+
+    def change(args: tuple[Family, Family, Array]) -> tuple[Family, Array, Array]:
+        factor, message, good = args
+        found = jax.tree.map(lambda a: jnp.where(good, a, 0), message / factor)
+        return found, inner(factor, mean), inner(found, mean)
+
+    return jax.lax.map(change, (factors, messages, finite))
 
 
 @eqx.filter_jit

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partita.checks import check_count, check_positive
-from partita.engines.base import Job
+from partita.engines.base import Job, completed
 from partita.errors import EngineError, InputError, MalformedUpdate, Stalled
 from partita.families import Family
 from partita.ledger import Task
@@ -241,7 +241,7 @@ class Flower:
 
     def _update(self, task: Task, payload: bytes) -> Arrival:
         try:
-            update = decoded_update(task.site, task.version, payload, self._like)
+            (update,) = completed([task], [decoded_update(task.site, task.version, payload, self._like)])
         except MalformedUpdate as error:
             return Notice(task.site, "quarantined", str(error))
         return replace(update, finished_at=time.monotonic() - self._opened)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.engines.base import Job, Worker, all_loaded, shard_digest
+from partita.engines.base import Job, Worker, all_loaded, completed, shard_digest
 from partita.errors import InputError
 from partita.families import Family
 from partita.ledger import Task
@@ -51,7 +51,8 @@ class InProcess:
         """
         number = len(self._queue) if self._worker.job.waits else 1
         entries = [heapq.heappop(self._queue) for _ in range(number)]
-        updates = self._worker.refine([task for _, _, task in entries])
+        tasks = [task for _, _, task in entries]
+        updates = completed(tasks, self._worker.refine(tasks))
         return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
 
     def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:

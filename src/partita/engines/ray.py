@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from partita.checks import check_count, check_not_negative, check_positive
-from partita.engines.base import Job, Worker, loaded, shard_digest
+from partita.engines.base import Job, Worker, completed, loaded, shard_digest
 from partita.errors import EngineError, MalformedUpdate, PartitaError, Stalled
 from partita.families import Family
 from partita.ledger import Task
@@ -60,10 +60,10 @@ class Holder:
         assert self._worker is not None
         return {site: shard_digest(shard) for site, shard in self._worker.shards.items()}
 
-    def refine(self, tasks: Sequence[bytes]) -> list[tuple[int, int, bytes]]:
+    def refine(self, tasks: Sequence[bytes]) -> list[tuple[int, bytes]]:
         assert self._worker is not None
         updates = self._worker.refine([decoded_task(task, self._like) for task in tasks])
-        return [(update.site, update.version, encoded_update(update)) for update in updates]
+        return [(update.site, encoded_update(update)) for update in updates]
 
     def evaluate(self, question: bytes) -> dict[int, float]:
         assert self._worker is not None
@@ -216,14 +216,14 @@ class Ray:
                 continue
             except self._ray.exceptions.RayError as error:
                 raise _own_error(error) from error
-            arrivals += [self._update(*answer) for answer in answers]
+            arrivals += [self._update(call.tasks[site], payload) for site, payload in answers]
         return arrivals
 
-    def _update(self, site: int, version: int, payload: bytes) -> Arrival:
+    def _update(self, task: Task, payload: bytes) -> Arrival:
         try:
-            update = decoded_update(site, version, payload, self._like)
+            (update,) = completed([task], [decoded_update(task.site, task.version, payload, self._like)])
         except MalformedUpdate as error:
-            return Notice(site, "quarantined", str(error))
+            return Notice(task.site, "quarantined", str(error))
         return replace(update, finished_at=time.monotonic() - self._opened)
 
     def _check_time(self) -> None:

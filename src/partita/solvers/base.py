@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from partita.expectations import Expectation
 from partita.families import Family
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
@@ -61,6 +62,14 @@ class Solver(eqx.Module):
     def stochastic(self) -> bool:
         """Whether what it reports of the free energy is an estimate from some of the rows."""
         return False
+
+    def sends_message(self, expectation: Expectation) -> bool:
+        """Whether all that it answers is `message`, whatever cavity and factor are."""
+        return False
+
+    def message(self, problem: LocalProblem, posterior: Family, *, key: Array) -> tuple[Family, SolverInfo]:
+        """The factor that it proposes; flat, where that is not finite. For solvers that send messages."""
+        raise NotImplementedError
 
     @abstractmethod
     def refine(

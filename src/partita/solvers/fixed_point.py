@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from partita.checks import check_count, check_not_negative, check_share
+from partita.expectations import Expectation
 from partita.families import Family
 from partita.free_energy import LocalProblem
 from partita.runtime import Array
@@ -50,6 +51,18 @@ class FixedPoint(Solver):
     @property
     def stochastic(self) -> bool:
         return self.batch_size is not None
+
+    def sends_message(self, expectation: Expectation) -> bool:
+        """One whole step towards a message that is one by construction: the server bounds what is taken of it."""
+        return expectation.has_message and self.steps == 1 and self.step_size == 1
+
+    def message(self, problem: LocalProblem, posterior: Family, *, key: Array) -> tuple[Family, SolverInfo]:
+        batch_key, sample_key = jax.random.split(jax.random.fold_in(key, 0))
+        value, message = problem.batch(batch_key, self.batch_size).message(posterior, sample_key)
+        finite = all_finite((value, message))
+        message = jax.tree.map(lambda a: jnp.where(finite, a, 0), message)
+        outcome = jnp.where(finite, Outcome.STEPS_DONE, Outcome.NOT_FINITE)
+        return message, SolverInfo(value, jnp.asarray(1), outcome)
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
