@@ -1,27 +1,32 @@
 """What the server itself costs: folds with fsync, many sites, and what Ray adds to a round.
 
-python -m benchmarks.server
+python -m benchmarks.server [FOLDS]
 """
 
 import os
 import resource
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import jax
 import numpy as np
 
 import partita as pt
-from partita.ledger import Ledger, Update
-from partita.messages import encoded_task, encoded_update
+from partita.engines import Job
+from partita.ledger import Ledger, Task, Update
+from partita.messages import Compression, decoded_task, decoded_update, encoded_task, encoded_update
 from partita.models import prior_of
 from partita.storage import Journal
 
-FOLDS, MANY = 400, 10_000
+FOLDS, MANY = 10_000, 10_000
 
 
-def folds_with_fsync() -> None:
+def folds_with_fsync(folds: int) -> None:
     """A network of 784-200-10: an update is written, committed, and folded."""
     model = pt.models.Network([784, 200, 10])
     prior = prior_of(model, model.hyper)
@@ -32,20 +37,26 @@ def folds_with_fsync() -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place, Journal(place, {}, prior, resume=False) as journal:
         began = time.perf_counter()
         memory = 0
-        for number in range(FOLDS):
+        for number in range(folds):
             site = number % 10
             (task,) = ledger.dispatch([site], {})
             update = Update(site, task.version, noise, 0.0)
             ledger.check([update])
             journal.append([update])
             ledger.fold([update])
-            if number == FOLDS // 4:
+            if number == folds // 10:
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        seconds = (time.perf_counter() - began) / FOLDS
+        seconds = (time.perf_counter() - began) / folds
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    print(f"fold with fsync, {weights:,} weights: {1 / seconds:.0f} per second; memory grew by {grown:.1f} MB")
-    down, up = len(encoded_task(task)), len(encoded_update(update))
-    print(f"bytes on the wire: {down:,} down, {up:,} up; 8 bytes per weight are {8 * weights:,}")
+        size = sum(file.stat().st_size for file in Path(place).iterdir()) / 1e9
+    print(
+        f"fold with fsync, {weights:,} weights, {folds:,} folds: {1 / seconds:.0f} per second; "
+        f"memory grew by {grown:.1f} MB after the first tenth; {size:.1f} GB on disk"
+    )
+    (task,) = ledger.dispatch([0], {}, message_only=True)
+    for compression in get_args(Compression):
+        down, up = len(encoded_task(task, compression)), len(encoded_update(update, compression))
+        print(f"bytes on the wire, {compression}: {down:,} down, {up:,} up; 8 per weight are {8 * weights:,}")
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         payload = bytes(prior.nbytes)
         began = time.perf_counter()
@@ -60,11 +71,52 @@ def folds_with_fsync() -> None:
 def many_sites() -> None:
     ledger = Ledger(pt.families.MeanField.from_moments(np.zeros(50), 1.0), MANY)
     change = pt.families.MeanField(np.full(50, 0.01), np.full(50, 0.01))
-    began, number = time.perf_counter(), 2000
+    number, dispatch, fold = 2000, 0.0, 0.0
     for i in range(number):
-        (task,) = ledger.dispatch([i % MANY], {})
+        began = time.perf_counter()
+        (task,) = ledger.dispatch([i * 7 % MANY], {})
+        dispatched = time.perf_counter()
         ledger.fold([Update(task.site, task.version, change, 0.0)])
-    print(f"{MANY:,} sites, 50 parameters: {1e3 * (time.perf_counter() - began) / number:.2f} ms to dispatch and fold")
+        dispatch, fold = dispatch + dispatched - began, fold + time.perf_counter() - dispatched
+    each = 1e3 / number
+    print(f"{MANY:,} sites, 50 parameters: {each * dispatch:.3f} ms to dispatch, {each * fold:.3f} ms to fold")
+
+
+@dataclass
+class Wired(pt.engines.InProcess):
+    """In this process, with messages as they are on a wire."""
+
+    compression: Compression = "none"
+
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
+        super().open(job, shards)
+        self._like = prior_of(job.model, job.model.hyper)
+        work = self._worker.refine
+
+        def refine(tasks: Sequence[Task]) -> list[Update]:
+            sent = [decoded_task(encoded_task(task, self.compression), self._like) for task in tasks]
+            back = [(update, encoded_update(update, self.compression)) for update in work(sent)]
+            return [decoded_update(update.site, update.version, payload, self._like) for update, payload in back]
+
+        self._worker.refine = refine
+
+
+def compression_costs(seeds: int = 3) -> None:
+    """Digits over ten sites with one or two classes each."""
+    train, test = pt.datasets.train_test(pt.datasets.load("digits"), 0.2, seed=0)
+    train, test = ((np.asarray(X / 16, np.float32), y) for X, y in (train, test))
+    model = pt.models.Network([64, 50, 10])
+    for compression in get_args(Compression):
+        found = []
+        for seed in range(seeds):
+            shards = pt.datasets.split(train, sites=10, how="by-label", seed=seed)
+            schedule = pt.schedules.Synchronous(rounds=60)
+            result = pt.fit(model, shards, schedule=schedule, engine=Wired(compression=compression), seed=seed)
+            scores = model.score(pt.predictive.expected_response(model, result.posterior, test[0]), test[1])
+            found.append((100 * scores["error"], scores["nll"]))
+        error, nll = np.mean(found, axis=0)
+        spread = np.ptp(found, axis=0) / 2
+        print(f"compression {compression}: error {error:.2f} ± {spread[0]:.2f} %, NLL {nll:.4f} ± {spread[1]:.4f}")
 
 
 def ray_overhead(rounds: int = 10) -> None:
@@ -84,6 +136,7 @@ def ray_overhead(rounds: int = 10) -> None:
 
 
 if __name__ == "__main__":
-    folds_with_fsync()
+    folds_with_fsync(int(sys.argv[1]) if len(sys.argv) > 1 else FOLDS)
     many_sites()
+    compression_costs()
     ray_overhead()

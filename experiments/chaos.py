@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.engines import InProcess, Job
-from partita.engines.base import Worker
+from partita.engines.base import Worker, completed
 from partita.errors import Stalled
 from partita.ledger import Task, Update
 from partita.messages import Arrival, Notice, decoded_task, decoded_update, encoded_task, encoded_update
@@ -38,12 +38,12 @@ class Chaos(InProcess):
         super().open(job, shards)
         self._like = prior_of(job.model, job.model.hyper)
         self._chance = random.Random(self.seed)
-        self._tasks: list[bytes] = []
+        self._tasks: list[Task] = []
         self._before: list[Update] = []
         self._away: list[int] = []
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
-        self._tasks += [encoded_task(task) for task in tasks]
+        self._tasks += tasks
 
     def _happens(self, chance: float) -> bool:
         return self._chance.random() < chance
@@ -58,19 +58,20 @@ class Chaos(InProcess):
                 return [Notice(self._away.pop(0), "back")]
             if not self._tasks:
                 raise Stalled("nobody is working, and nobody can be asked")
-            task = decoded_task(self._tasks.pop(self._chance.randrange(len(self._tasks))), self._like)
+            task = self._tasks.pop(self._chance.randrange(len(self._tasks)))
             if self._happens(self.leave):
                 if task.site not in self.never_back:
                     self._away.append(task.site)
                 return [Notice(task.site, "away", "does not answer")]
             if self._happens(self.crash):
                 self._worker = Worker(self._worker.job, self._worker.shards)
-            (update,) = self._worker.refine([task])
+            (update,) = self._worker.refine([decoded_task(encoded_task(task), self._like)])
             if task.site in self.corrupt:
                 return [self.corrupt[task.site](update)]
             if self._happens(self.loss):
-                self._tasks.append(encoded_task(task))
+                self._tasks.append(task)
                 continue
-            update = decoded_update(task.site, task.version, encoded_update(update), self._like)
+            answer = decoded_update(task.site, task.version, encoded_update(update), self._like)
+            (update,) = completed([task], [answer])
             self._before = [*self._before, update][-20:]
             return [replace(update, finished_at=0.0)]

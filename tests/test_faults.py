@@ -25,6 +25,7 @@ from partita.families import Gaussian, MeanField
 from partita.ledger import Ledger, Task, Update
 from partita.limits import Limits
 from partita.messages import HEADER, Notice, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.models import prior_of
 from partita.run import events
 from partita.schedules import Asynchronous, Sequential, Synchronous
 
@@ -362,6 +363,44 @@ def test_13_what_is_written_is_read():
     task = decoded_task(encoded_task(TASK), LIKE)
     assert _bytes((task.cavity, task.factor, task.start)) == _bytes((LIKE, LIKE, LIKE))
     assert (task.site, task.version, task.hyper, task.anchor) == (1, 5, {"noise": 2.0}, None)
+
+
+NETWORK = pt.models.Network([30, 40, 2])
+
+
+def test_13_a_network_costs_one_density_each_way():
+    prior = prior_of(NETWORK, NETWORK.hyper)
+    (task,) = Ledger(prior, 2).dispatch([1], NETWORK.hyper, NETWORK.start, message_only=True)
+    sizes = [len(encoded_task(task)), len(encoded_update(Update(1, 0, prior, 0.0)))]
+    assert max(sizes) <= prior.nbytes + 4096
+    assert task.nbytes <= prior.nbytes + 8 * len(NETWORK.hyper)
+    there = decoded_task(encoded_task(task), prior)
+    assert there.message_only
+    assert _bytes(there.start) == _bytes(task.start)
+    halves = [len(encoded_task(task, "float16")), len(encoded_update(Update(1, 0, prior, 0.0), "float16"))]
+    assert max(halves) <= prior.nbytes / 2 + 4096
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3))
+def test_13_compression_keeps_three_digits(numbers):
+    change = MeanField(np.array(numbers, np.float32), np.abs(np.array(numbers, np.float32)))
+    payload = encoded_update(Update(0, 0, change, 0.0), "float16")
+    for a, b in zip(
+        jax.tree.leaves(decoded_update(0, 0, payload, change).change), jax.tree.leaves(change), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=5e-4, atol=1e-8 * np.max(np.abs(b), initial=0))
+
+
+def test_01_messages_only_survive_the_same_faults():
+    """Networks answer with messages; the server makes changes of them, whatever happened on the way."""
+    generator = np.random.default_rng(1)
+    inputs = generator.normal(size=(60, 30)).astype(np.float32)
+    shards = [(inputs[i::3], (inputs[i::3, 0] > 0).astype(int)) for i in range(3)]
+    runs = [
+        pt.fit(NETWORK, shards, schedule=ROUNDS, engine=engine).fingerprint
+        for engine in (pt.engines.InProcess(), Chaos(seed=1, loss=0.3, duplicate=0.3, crash=0.3))
+    ]
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("schedule", [Synchronous(rounds=8), Sequential(passes=8), Asynchronous(updates=32)])

@@ -1,6 +1,7 @@
 """Checks of plain settings: what was expected, what came."""
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -32,6 +33,12 @@ def check_not_negative(place: str = "", **values: Any) -> None:
     for name, value in values.items():
         if not (is_number(value) and value >= 0):
             raise InputError(f"{place}{name}: expected a number of at least 0, got {value!r}")
+
+
+def check_one_of(place: str, known: Sequence[str], **values: Any) -> None:
+    for name, value in values.items():
+        if value not in known:
+            raise InputError(f"{place}{name}: expected one of {', '.join(known)}, got {value!r}")
 
 
 def check_share(place: str = "", **values: Any) -> None:

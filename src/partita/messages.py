@@ -20,8 +20,11 @@ from partita.families import Family
 from partita.ledger import Task, Update
 from partita.models import Hyper
 
+# How arrays may be made smaller on the wire, at the price of digits.
+Compression = Literal["none", "float16"]
 # Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
+LARGEST, TINY = 2.0**15, 1e-300
 NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
 )  # fmt: skip
@@ -46,10 +49,10 @@ class Notice:
 Arrival = Update | Notice
 
 
-def encoded_update(update: Update) -> bytes:
+def encoded_update(update: Update, compression: Compression = "none") -> bytes:
     """An update as bytes, without site and version."""
     numbers = [getattr(update, name) for name in NUMBERS]
-    arrays = _named("change", update.change)
+    arrays = _named("change", update.change, compression)
     arrays["numbers"] = np.asarray(numbers, np.float64)
     arrays.update({f"hyper.{name}": np.asarray(v, np.float64) for name, v in sorted(update.hyper_gradient.items())})
     return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
@@ -68,9 +71,11 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
 
 
-def encoded_task(task: Task) -> bytes:
-    """A task as bytes, all of it."""
-    arrays = {key: array for name, density in task.sent.items() for key, array in _named(name, density).items()}
+def encoded_task(task: Task, compression: Compression = "none") -> bytes:
+    """A task as bytes, all of it that a site needs."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, density in task.sent.items():
+        arrays.update(_named(name, density, compression))
     about = {
         "site": task.site,
         "version": task.version,
@@ -159,14 +164,24 @@ def _arrays(payload: bytes, like: Family, densities: int = 1) -> dict[str, np.nd
     return safetensors.load(bytes(payload))
 
 
-def _named(name: str, density: Family) -> dict[str, np.ndarray]:
-    return {f"{name}.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(density))}
+def _named(name: str, density: Family, compression: Compression = "none") -> dict[str, np.ndarray]:
+    arrays = {f"{name}.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(density))}
+    if compression == "none":
+        return arrays
+    # Each array's largest number is near float16's own, so that what is lost at the other end is a billionth of it.
+    for key, array in list(arrays.items()):
+        scale = max(float(np.max(np.abs(array), initial=0.0)), TINY) / LARGEST
+        arrays[key] = (array.astype(np.float64) / scale).astype(np.float16)
+        arrays[f"{key}.scale"] = np.array(scale)
+    return arrays
 
 
 def _leaves(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> list[np.ndarray]:
     leaves = []
     for i, expected in enumerate(jax.tree.leaves(like)):
         array = arrays[f"{name}.{i}"]
+        if f"{name}.{i}.scale" in arrays and array.dtype == np.float16:
+            array = (array.astype(np.float64) * float(arrays[f"{name}.{i}.scale"].item())).astype(expected.dtype)
         # Numbers without dimensions come back with one.
         if array.dtype != expected.dtype or array.size != expected.size:
             wanted = f"{expected.dtype} of shape {expected.shape}"

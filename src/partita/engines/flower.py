@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from partita.checks import check_count, check_positive
+from partita.checks import check_count, check_one_of, check_positive
 from partita.engines.base import Job, completed
 from partita.errors import EngineError, InputError, MalformedUpdate, Stalled
 from partita.families import Family
 from partita.ledger import Task
-from partita.messages import Arrival, Notice, decoded_update, encoded_question, encoded_task, largest
+from partita.messages import Arrival, Compression, Notice, decoded_update, encoded_question, encoded_task, largest
 from partita.models import Hyper, prior_of
 from partita.wire import RECORD, Question
 
@@ -71,6 +71,7 @@ class Flower:
         patience: seconds without any answer, after which a run stops with `Stalled`; it can be resumed.
         gather: seconds that are waited for all sites once the minimum is there.
         poll: seconds between looks at what came.
+        compression: "float16" halves what is sent of float32 densities, and keeps three digits of them.
         requests: what an operator has asked for since the last look, as notices.
         watch: called at every look, with all peers.
     """
@@ -82,12 +83,14 @@ class Flower:
     patience: float = 1800.0
     gather: float = 60.0
     poll: float = 0.25
+    compression: Compression = "none"
     requests: Callable[[], list[Notice]] = list
     watch: Callable[[Sequence[Peer]], object] = len
 
     def __post_init__(self) -> None:
         limits = {"timeout": self.timeout, "patience": self.patience, "gather": self.gather, "poll": self.poll}
         check_positive("Flower: ", **limits)
+        check_one_of("Flower: ", get_args(Compression), compression=self.compression)
         if self.minimum is not None:
             check_count("Flower: ", minimum=self.minimum)
 
@@ -126,7 +129,9 @@ class Flower:
         wanted = []
         for task in tasks:
             if self.peers[task.site].ready:
-                wanted.append((Asked(task.site, "refine", time.monotonic(), task), encoded_task(task)))
+                wanted.append(
+                    (Asked(task.site, "refine", time.monotonic(), task), encoded_task(task, self.compression))
+                )
             else:
                 self._miss(task.site)
         self._push(wanted)
@@ -144,7 +149,9 @@ class Flower:
         for asked, payload in wanted:
             peer = self.peers[asked.site]
             assert peer.node is not None
-            record = ConfigRecord({**self.greeting, "site": asked.site, "payload": payload})
+            record = ConfigRecord(
+                {**self.greeting, "compression": self.compression, "site": asked.site, "payload": payload}
+            )
             messages.append(
                 Message(
                     RecordDict({RECORD: record}),

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from partita.checks import check_count, check_not_negative, check_positive
+from partita.checks import check_count, check_not_negative, check_one_of, check_positive
 from partita.engines.base import Job, Worker, completed, loaded, shard_digest
 from partita.errors import EngineError, MalformedUpdate, PartitaError, Stalled
 from partita.families import Family
 from partita.ledger import Task
 from partita.messages import (
     Arrival,
+    Compression,
     Notice,
     decoded_question,
     decoded_task,
@@ -33,12 +34,13 @@ from partita.shards import Shard, capacities, padded
 class Holder:
     """What an actor is: the data of some sites, loaded where it runs, and the work on them."""
 
-    def __init__(self, job: Job, shards: Mapping[int, Any], cache: str | None):
+    def __init__(self, job: Job, shards: Mapping[int, Any], cache: str | None, compression: Compression):
         if cache is not None:
             cache_compilation(Path(cache))
         self._job, self._given = job, shards
         self._like = prior_of(job.model, job.model.hyper)
         self._worker: Worker | None = None
+        self._compression: Compression = compression
 
     def process(self) -> int:
         """Where it runs."""
@@ -63,7 +65,7 @@ class Holder:
     def refine(self, tasks: Sequence[bytes]) -> list[tuple[int, bytes]]:
         assert self._worker is not None
         updates = self._worker.refine([decoded_task(task, self._like) for task in tasks])
-        return [(update.site, encoded_update(update)) for update in updates]
+        return [(update.site, encoded_update(update, self._compression)) for update in updates]
 
     def evaluate(self, question: bytes) -> dict[int, float]:
         assert self._worker is not None
@@ -99,6 +101,7 @@ class Ray:
         restarts: how often each actor is made anew.
         cpus: that an actor asks the cluster for.
         cache: folder in which actors keep compiled programs.
+        compression: "float16" halves what is sent of float32 densities, and keeps three digits of them.
     """
 
     address: str | None = None
@@ -108,10 +111,12 @@ class Ray:
     restarts: int = 3
     cpus: float = 1.0
     cache: str | None = None
+    compression: Compression = "none"
 
     def __post_init__(self) -> None:
         check_positive("Ray: ", timeout=self.timeout, patience=self.patience, cpus=self.cpus)
         check_not_negative("Ray: ", restarts=self.restarts)
+        check_one_of("Ray: ", get_args(Compression), compression=self.compression)
         if self.actors is not None:
             check_count("Ray: ", actors=self.actors)
 
@@ -154,7 +159,7 @@ class Ray:
     def _make(self, group: int) -> None:
         options = {"num_cpus": self.cpus, "max_restarts": 0}
         self._handles[group] = self._ray.remote(Holder).options(**options).remote(
-            self._job, self._data[group], self.cache
+            self._job, self._data[group], self.cache, self.compression
         )  # fmt: skip
 
     def _all(self, method: str, *arguments: Any) -> dict[int, Any]:
@@ -188,7 +193,7 @@ class Ray:
         if self._left[group] < 0:
             self._notices += [Notice(site, "away", "its actor died too often") for site in tasks]
             return
-        call = self._handles[group].refine.remote([encoded_task(task) for task in tasks.values()])
+        call = self._handles[group].refine.remote([encoded_task(task, self.compression) for task in tasks.values()])
         self._calls[call] = Call(group, tasks, time.monotonic())
 
     def collect(self) -> list[Arrival]:

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from partita.checks import check_count, check_positive
+from partita.checks import check_count, check_one_of, check_positive
 from partita.config import Reader, read_tables
 from partita.errors import ConfigError, InputError, StorageError
 from partita.federation.keys import write_certificates, write_secret, write_site_key
 from partita.federation.recipe import KEYS, SECTIONS, Recipe, check_names
 from partita.limits import Limits
+from partita.messages import Compression
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 
@@ -32,6 +33,7 @@ class ServerSettings:
         timeout: seconds that a site may take for one task.
         patience: seconds without any answer, after which the run stops, to be resumed.
         gather: seconds that are waited for all sites once the minimum is there.
+        compression: "float16" halves what is sent of float32 densities, and keeps three digits of them.
     """
 
     address: str = "127.0.0.1:9092"
@@ -40,11 +42,13 @@ class ServerSettings:
     timeout: float = 600.0
     patience: float = 1800.0
     gather: float = 60.0
+    compression: str = "none"
 
     def __post_init__(self) -> None:
         check_positive("", timeout=self.timeout, patience=self.patience, gather=self.gather)
         if self.minimum is not None:
             check_count("", minimum=self.minimum)
+        check_one_of("", get_args(Compression), compression=self.compression)
         split_address(self.address)
         check_names(self.sites)
 

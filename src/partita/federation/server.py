@@ -89,6 +89,7 @@ def run(grid: Any, path: Path, attempt: str) -> None:
         timeout=server.timeout,
         patience=server.patience,
         gather=server.gather,
+        compression=server.compression,  # type: ignore[arg-type]
         requests=Requests(folder),
         watch=reporter.watch,
     )

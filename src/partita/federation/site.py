@@ -51,7 +51,7 @@ class Site:
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
         (update,) = worker.refine([task])
-        return encoded_update(update)
+        return encoded_update(update, "float16" if request.get("compression") == "float16" else "none")
 
     def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family]:
         settings = read_site(self.folder)
