@@ -31,6 +31,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.streaming_gp
 	$(BIN)/python -m benchmarks.unification
 	$(BIN)/python -m benchmarks.server
+	$(BIN)/python -m benchmarks.scaling
 
 engines: .venv/dev.stamp
 	$(PIP) -e '.[ray,flower]'

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -53,11 +54,27 @@ def test_equal_to_in_process_bit_for_bit(engine, schedule):
     assert result.log_evidence == fit(None, schedule).log_evidence
 
 
+def test_a_network_is_equal_too_with_messages_of_one_density(engine):
+    """And with half of it, it ends nearby."""
+    generator = np.random.default_rng(1)
+    inputs = generator.normal(size=(60, 6)).astype(np.float32)
+    shards = [(inputs[i::3], (inputs[i::3, 0] > 0).astype(int)) for i in range(3)]
+    model, schedule = pt.models.Network([6, 5, 2]), Synchronous(rounds=5)
+    here = pt.fit(model, shards, schedule=schedule)
+    there = pt.fit(model, shards, schedule=schedule, engine=engine())
+    assert there.fingerprint == here.fingerprint
+    half = pt.fit(model, shards, schedule=schedule, engine=engine(compression="float16"))
+    assert half.fingerprint != here.fingerprint
+    for a, b in zip(jax.tree.leaves(half.posterior), jax.tree.leaves(here.posterior), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02 * np.max(np.abs(b)))
+
+
 def test_asynchronous_updates_end_near_the_synchronous_fixed_point(engine):
     there = fit(None, Synchronous(rounds=60)).posterior
-    result = fit(engine(), Asynchronous(updates=150))
+    # Unbounded, one site could have come to the end before the others have compiled their first refinement.
+    result = fit(engine(), Asynchronous(updates=150, max_staleness=10))
     assert len(result.history) == 150
-    assert max(row["staleness"] for row in result.history) > 0
+    assert 0 < max(row["staleness"] for row in result.history) <= 10
     assert np.max(np.abs(result.posterior.location - there.location) / there.scale) < 0.02
 
 
