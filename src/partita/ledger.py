@@ -155,8 +155,12 @@ class Ledger:
         for site in sites:
             if not 0 <= site < self.sites:
                 raise InputError(f"site {site}: there are sites 0 to {self.sites - 1}")
-        cavities = rows_of(self._cavities(sites, self.posterior))
-        factors = rows_of(self._own(sites))
+        if message_only:
+            flat = jax.tree.map(np.zeros_like, self.prior)
+            cavities = [flat] * len(sites)
+        else:
+            cavities = rows_of(self._cavities(sites, self.posterior))
+        factors = rows_of(jax.tree.map(np.copy, self._own(sites)))
         self.outstanding.update(dict.fromkeys(sites, self.version))
         rows = zip(sites, cavities, factors, strict=True)
         return [
@@ -204,7 +208,7 @@ class Ledger:
         """
         self.release(site)
         self.retired.add(site)
-        own = self._own([site])
+        own = jax.tree.map(np.copy, self._own([site]))
         change = own**-1.0
         share = self._apply([site], change, _product(change))
         if share == 1:
@@ -266,30 +270,35 @@ class Ledger:
         if others:
             share = min(share, self._others_share(sites, start, end))
         weakest = self._bound() if others else None
-        share, self.posterior = self._verified(sites, changes, total, share)
+        share, self.posterior, cavities = self._verified(sites, changes, total, share)
         if weakest is not None:
             weakest = shifted(weakest, start, self.posterior.cone())
-            own = (self.cavity(site).cone() for site in sites)
+            own = (cavity.cone() for cavity in rows_of(cavities))
             weakest = lower_bound((weakest, *own)) if is_surely_inside(weakest) else None
         self._weakest = weakest
         return share
 
-    def _verified(self, sites: list[int], changes: Family, total: Family, share: float) -> tuple[float, Family]:
-        """Write the factors as they come out after rounding; less is taken until what changed is proper."""
-        old = self._own(sites)
+    def _verified(self, sites: list[int], changes: Family, total: Family, share: float) -> tuple[float, Family, Family]:
+        """Write the factors as they come out after rounding; less is taken until what changed is proper.
+
+        Gives the share, the posterior, and these sites' cavities.
+        """
+        old = jax.tree.map(np.copy, self._own(sites))
         while share > np.finfo(float).eps:
-            posterior = self.posterior * total**share
-            self._store(sites, old * changes**share)
+            posterior = self.posterior * (total if share == 1 else total**share)
+            self._store(sites, old * (changes if share == 1 else changes**share))
             cavities = self._cavities(sites, posterior)
             finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((posterior, cavities)))
             if finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
-                return share, posterior
+                return share, posterior, cavities
             share /= 2
         self._store(sites, old)
-        return 0.0, self.posterior
+        return 0.0, self.posterior, self._cavities(sites, self.posterior)
 
     def _own(self, sites: Sequence[int]) -> Family:
-        """Stacked factors."""
+        """Stacked factors, which may be views of what is kept."""
+        if len(sites) == 1:
+            return jax.tree.map(lambda a: a[sites[0] : sites[0] + 1], self._factors)
         return jax.tree.map(lambda a: a[list(sites)], self._factors)
 
     def _store(self, sites: list[int], factors: Family) -> None:
@@ -358,7 +367,7 @@ class SharedLedger(Ledger):
         end = (self.posterior * total).cone()
         self._floor = larger(self._floor, rounding_floor(end))
         share = admissible_share(self.posterior.cone(), end, self._floor)
-        share, self.posterior = self._verified(sites, changes, total, share)
+        share, self.posterior, _ = self._verified(sites, changes, total, share)
         return share
 
     def _store(self, sites: list[int], factors: Family) -> None:

@@ -32,6 +32,8 @@ from partita.messages import Arrival, Notice, content_digest, decoded_update, en
 from partita.telemetry import Row, to_json
 
 FORMAT = 1
+# Bytes: a commit writes whole pages, and each of them by itself.
+SMALL_PAGES, LARGE_PAGES = 4096, 65536
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE arrivals (
@@ -60,7 +62,7 @@ class Journal:
                         f"{self.folder} holds a run already: resume it (resume=True, --resume), or use another folder"
                     )
                 if not self.path.exists():
-                    _create(self.path, description)
+                    _create(self.path, description, LARGE_PAGES if like.nbytes > LARGE_PAGES else SMALL_PAGES)
                 self._database = _connected(self.path)
                 opened.callback(self._database.close)
                 self._check(description)
@@ -153,13 +155,15 @@ class Journal:
         return None if found is None else found[0]
 
     def add_row(self, fold: int, row: Row) -> None:
-        """A row of history, for reports; written again on resume if it was lost."""
+        """A row of history, for reports; written again on resume if it was lost, so nobody waits for the disk."""
         if fold in self._rows:
             return
         self._rows.add(fold)
         try:
+            self._database.execute("PRAGMA synchronous=NORMAL")
             with self._database:
                 self._database.execute("INSERT INTO history VALUES (?, ?)", (fold, to_json(row)))
+            self._database.execute("PRAGMA synchronous=FULL")
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: {error}") from error
 
@@ -190,12 +194,13 @@ def _meta(description: Row) -> dict[str, str]:
     return {"format": str(FORMAT), **{key: to_json({key: value}) for key, value in description.items()}}
 
 
-def _create(path: Path, description: Row) -> None:
+def _create(path: Path, description: Row, page_size: int) -> None:
     """An empty journal, under its name only when it is complete."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     database = sqlite3.connect(new)
     try:
+        database.execute(f"PRAGMA page_size={page_size}")
         database.executescript(SCHEMA)
         with database:
             database.executemany("INSERT INTO meta VALUES (?, ?)", _meta(description).items())
