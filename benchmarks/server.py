@@ -4,7 +4,6 @@ python -m benchmarks.server [FOLDS]
 """
 
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -17,45 +16,60 @@ import jax
 import numpy as np
 
 import partita as pt
+from benchmarks.scaling import resident
 from partita.engines import Job
 from partita.ledger import Ledger, Task, Update
-from partita.messages import Compression, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.messages import Arrival, Compression, decoded_task, decoded_update, encoded_task, encoded_update
 from partita.models import prior_of
-from partita.storage import Journal
 
 FOLDS, MANY = 10_000, 10_000
 
 
+class Instant(pt.engines.InProcess):
+    """Sites that have their answer ready: what is left is the server."""
+
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
+        super().open(job, shards)
+        prior = prior_of(job.model, job.model.hyper)
+        generator = np.random.default_rng(0)
+        self._change = jax.tree.map(lambda a: np.asarray(0.01 * generator.normal(size=np.shape(a)), a.dtype), prior)
+        self._tasks: list[Task] = []
+
+    def submit(self, tasks: Sequence[Task], at: float) -> None:
+        self._tasks += tasks
+
+    def collect(self) -> list[Arrival]:
+        number = len(self._tasks) if self._worker.job.waits else 1
+        tasks, self._tasks = self._tasks[:number], self._tasks[number:]
+        return [Update(task.site, task.version, self._change, 0.0) for task in tasks]
+
+
 def folds_with_fsync(folds: int) -> None:
-    """A network of 784-200-10: an update is written, committed, and folded."""
+    """The whole loop with a network of 784-200-10: an update is checked, written, committed and folded."""
     model = pt.models.Network([784, 200, 10])
+    weights = prior_of(model, model.hyper).nbytes // 8
+    shards = [(np.zeros((1, 784), np.float32), np.zeros(1, int))] * 10
+    for schedule in (pt.schedules.Synchronous(rounds=folds // 10), pt.schedules.Asynchronous(updates=folds)):
+        times, memory = [], []
+
+        def look(event: pt.telemetry.Event, times: list = times, memory: list = memory) -> None:
+            times.append((time.perf_counter(), event.version))
+            if event.version % (folds // 10) == 0:
+                memory.append(resident())
+
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+            pt.fit(model, shards, schedule=schedule, damping=1e-3, engine=Instant(), run_dir=place, callbacks=[look])
+            size = sum(file.stat().st_size for file in Path(place).iterdir()) / 1e9
+        (began, first), (ended, last) = times[len(times) // 10], times[-1]
+        print(
+            f"{type(schedule).__name__}, updates of {weights:,} weights with fsync: "
+            f"{(last - first) / (ended - began):.0f} per second over {folds:,}; {size:.1f} GB on disk"
+        )
+        print("megabytes of memory, ten times: " + ", ".join(f"{value:.0f}" for value in memory))
     prior = prior_of(model, model.hyper)
-    generator = np.random.default_rng(0)
-    noise = jax.tree.map(lambda a: np.asarray(0.01 * generator.normal(size=np.shape(a)), a.dtype), prior)
-    ledger = Ledger(prior, 10)
-    weights = prior.nbytes // 8
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place, Journal(place, {}, prior, resume=False) as journal:
-        began = time.perf_counter()
-        memory = 0
-        for number in range(folds):
-            site = number % 10
-            (task,) = ledger.dispatch([site], {})
-            update = Update(site, task.version, noise, 0.0)
-            ledger.check([update])
-            journal.append([update])
-            ledger.fold([update])
-            if number == folds // 10:
-                memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        seconds = (time.perf_counter() - began) / folds
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-        size = sum(file.stat().st_size for file in Path(place).iterdir()) / 1e9
-    print(
-        f"fold with fsync, {weights:,} weights, {folds:,} folds: {1 / seconds:.0f} per second; "
-        f"memory grew by {grown:.1f} MB after the first tenth; {size:.1f} GB on disk"
-    )
-    (task,) = ledger.dispatch([0], {}, message_only=True)
+    (task,) = Ledger(prior, 1).dispatch([0], {}, message_only=True)
     for compression in get_args(Compression):
-        down, up = len(encoded_task(task, compression)), len(encoded_update(update, compression))
+        down, up = len(encoded_task(task, compression)), len(encoded_update(Update(0, 0, prior, 0.0), compression))
         print(f"bytes on the wire, {compression}: {down:,} down, {up:,} up; 8 per weight are {8 * weights:,}")
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         payload = bytes(prior.nbytes)

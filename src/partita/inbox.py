@@ -1,6 +1,7 @@
 """Between engine and loop: what comes from sites is checked, written down, and handed on once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from partita.engines import Engine
 from partita.errors import NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
@@ -14,7 +15,7 @@ class Inbox:
     """What comes from sites: each update once, checked, and on disk before anybody hears of it.
 
     On resume what the journal holds comes first. Meanwhile tasks are kept back; those that it does not answer go to the
-    engine afterwards.
+    engine afterwards. The disk works while the ledger folds: `settle` waits for it, before the fold is told of.
     """
 
     def __init__(self, engine: Engine, ledger: Ledger, limits: Limits, journal: Journal | None):
@@ -24,6 +25,8 @@ class Inbox:
         self._held: dict[int, tuple[Task, float]] = {}
         # Who was away when the journal ends: after a resume, everybody is asked again.
         self._gone: dict[int, None] = {}
+        self._writer = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
         self.replaying = False
         self.refused: list[UpdateRefused] = []
 
@@ -35,6 +38,7 @@ class Inbox:
 
     def collect(self, arrived: Mapping[int, Update]) -> list[Arrival]:
         """Wait for something new, given what has arrived and is not folded yet."""
+        self.settle()
         if self._next is not None:
             return [self._replayed()]
         self.replaying = False
@@ -51,9 +55,18 @@ class Inbox:
                     fresh[arrival.site] = good
         taken = list(fresh.values())
         if self._journal is not None:
-            self._journal.append(taken)
+            self._written = self._writer.submit(self._journal.append, taken)
         reached("before fold")
         return taken
+
+    def settle(self) -> None:
+        """Wait until everything is on disk that was handed on; an error, if it cannot be."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    def close(self) -> None:
+        self._writer.shutdown()
 
     def _replayed(self) -> Arrival:
         arrival, self._next = self._next, next(self._recorded, None)

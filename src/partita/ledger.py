@@ -92,7 +92,9 @@ class Update:
 
 
 def stacked(families: Sequence[Any]) -> Any:
-    """Several trees of one shape as one tree with a leading axis."""
+    """Several trees of one shape as one tree with a leading axis; a view, if it is one."""
+    if len(families) == 1:
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], families[0])
     return jax.tree.map(lambda *leaves: np.stack(leaves), *families)
 
 
@@ -135,7 +137,7 @@ class Ledger:
 
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
-        return jax.tree.map(lambda a: a[0], self._cavities([site], self.posterior))
+        return jax.tree.map(lambda a: a[0], self._cavities([site], self.posterior, self._own([site])))
 
     def recomputed_posterior(self) -> Family:
         """prior × ∏ factors from scratch."""
@@ -159,8 +161,9 @@ class Ledger:
             flat = jax.tree.map(np.zeros_like, self.prior)
             cavities = [flat] * len(sites)
         else:
-            cavities = rows_of(self._cavities(sites, self.posterior))
-        factors = rows_of(jax.tree.map(np.copy, self._own(sites)))
+            cavities = rows_of(self._cavities(sites, self.posterior, self._own(sites)))
+        # Views: a site's factor stays as it is while its task is outstanding.
+        factors = rows_of(self._own(sites))
         self.outstanding.update(dict.fromkeys(sites, self.version))
         rows = zip(sites, cavities, factors, strict=True)
         return [
@@ -168,16 +171,22 @@ class Ledger:
             for site, cavity, factor in rows
         ]
 
-    def fold(self, updates: Sequence[Update], temper: Callable[[Family, Family], Family] = unchanged) -> float:
+    def fold(
+        self,
+        updates: Sequence[Update],
+        temper: Callable[[Family, Family], Family] = unchanged,
+        checked: bool = False,
+    ) -> float:
         """Apply updates together, after a damping policy has tempered their changes, given those sites' factors.
 
-        Returns the share of the tempered changes that was accepted.
+        With `checked`, their values have been looked at before. Returns the share of the tempered changes that was
+        accepted.
         """
         sites = [update.site for update in updates]
         if len(set(sites)) < len(sites):
             twice = next(site for i, site in enumerate(sites) if site in sites[:i])
             raise NotOutstanding(twice, "several updates of one site in one fold")
-        proposed = self.check(updates)
+        proposed = self.check(updates, values=not checked)
         with np.errstate(over="ignore", invalid="ignore"):
             changes = temper(proposed, self._own(sites))
             share = self._apply(sites, changes, _product(changes))
@@ -188,12 +197,13 @@ class Ledger:
             self.retire(site)
         return share
 
-    def check(self, updates: Sequence[Update]) -> Family:
+    def check(self, updates: Sequence[Update], values: bool = True) -> Family:
         """Refuse updates that answer nothing or are malformed; their changes, stacked."""
         for update in updates:
             self._check(update)
         proposed = stacked([update.change for update in updates])
-        self._check_values([update.site for update in updates], proposed)
+        if values:
+            self._check_values([update.site for update in updates], proposed)
         return proposed
 
     def release(self, site: int) -> None:
@@ -244,6 +254,8 @@ class Ledger:
 
     def _check_values(self, sites: list[int], changes: Family) -> None:
         for i, leaf in enumerate(jax.tree.leaves(changes)):
+            if _is_finite(leaf):
+                continue
             good = np.isfinite(leaf).reshape(len(sites), -1).all(axis=1)
             if not good.all():
                 raise MalformedUpdate(sites[int(np.argmin(good))], f"change{self._name(i)}: is not finite")
@@ -263,7 +275,7 @@ class Ledger:
         self._floor = larger(self._floor, rounding_floor(end))
         share = admissible_share(start, end, self._floor)
         if len(sites) > 1:
-            cavities = self._cavities(sites, self.posterior)
+            cavities = self._cavities(sites, self.posterior, self._own(sites))
             moved = jax.tree.map(lambda c, everyone, own: c + (everyone - own), cavities, total, changes)
             share = min(share, admissible_share(cavities.cone(), moved.cone(), self._floor))
         others = len(sites) < self.sites
@@ -283,34 +295,41 @@ class Ledger:
 
         Gives the share, the posterior, and these sites' cavities.
         """
-        old = jax.tree.map(np.copy, self._own(sites))
+        old = self._own(sites)
         while share > np.finfo(float).eps:
             posterior = self.posterior * (total if share == 1 else total**share)
-            self._store(sites, old * (changes if share == 1 else changes**share))
-            cavities = self._cavities(sites, posterior)
-            finite = all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((posterior, cavities)))
+            new = old * (changes if share == 1 else changes**share)
+            cavities = self._cavities(sites, posterior, new)
+            finite = all(map(_is_finite, jax.tree.leaves((posterior, cavities))))
             if finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
+                self._store(sites, new)
                 return share, posterior, cavities
             share /= 2
-        self._store(sites, old)
-        return 0.0, self.posterior, self._cavities(sites, self.posterior)
+        return 0.0, self.posterior, self._cavities(sites, self.posterior, old)
 
     def _own(self, sites: Sequence[int]) -> Family:
         """Stacked factors, which may be views of what is kept."""
-        if len(sites) == 1:
-            return jax.tree.map(lambda a: a[sites[0] : sites[0] + 1], self._factors)
+        first, number = sites[0], len(sites)
+        if list(sites) == list(range(first, first + number)):
+            return jax.tree.map(lambda a: a[first : first + number], self._factors)
         return jax.tree.map(lambda a: a[list(sites)], self._factors)
 
     def _store(self, sites: list[int], factors: Family) -> None:
         for kept, new in zip(jax.tree.leaves(self._factors), jax.tree.leaves(factors), strict=True):
             kept[sites] = new
 
-    def _cavities(self, sites: Sequence[int], posterior: Family) -> Family:
-        """Stacked cavities: by division, or where that cancels all digits, as products of all the others."""
-        divided = jax.tree.map(lambda q, t: q - t, posterior, self._own(sites))
+    def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
+        """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
+        divided = jax.tree.map(lambda q, t: q - t, posterior, own)
         if is_surely_inside(lowered(divided.cone(), rounding_floor(posterior.cone()))):
             return divided
-        return jax.tree.map(lambda p, t: p + _sums_of_others(t)[list(sites)], self.prior, self._factors)
+
+        def product(prior: np.ndarray, kept: np.ndarray, mine: np.ndarray) -> np.ndarray:
+            factors = kept.copy()
+            factors[list(sites)] = mine
+            return prior + _sums_of_others(factors)[list(sites)]
+
+        return jax.tree.map(product, self.prior, self._factors, own)
 
     def _others_share(self, sites: list[int], start: Cone, end: Cone) -> float:
         """For the cavities of all other sites: by the bound, and exactly only where the bound does not do."""
@@ -359,7 +378,7 @@ class SharedLedger(Ledger):
     def _own(self, sites: Sequence[int]) -> Family:
         return _repeated((self.posterior / self.prior) ** (1 / self.sites), len(sites))
 
-    def _cavities(self, sites: Sequence[int], posterior: Family) -> Family:
+    def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         share = 1 / self.sites
         return _repeated(self.prior**share * posterior ** (1 - share), len(sites))
 
@@ -386,7 +405,13 @@ def _check_prior(prior: Family) -> None:
 
 def _product(stack: Family) -> Family:
     """The product of stacked densities."""
-    return jax.tree.map(lambda a: a.sum(axis=0), stack)
+    return jax.tree.map(lambda a: a[0] if len(a) == 1 else a.sum(axis=0), stack)
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """A sum is quicker than a look at every number, and finite only if they all are."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.sum(array)) or np.all(np.isfinite(array)))
 
 
 def rows_of(stack: Family) -> list[Family]:

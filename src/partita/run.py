@@ -4,7 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker, all_loaded
 from partita.errors import InputError
 from partita.expectations import Expectation, choose
-from partita.families import Family
+from partita.families import Family, inner
 from partita.hyper import HyperLearner, LearnHyper
 from partita.inbox import Inbox
 from partita.ledger import Ledger, SharedLedger, Update, rows_of
@@ -313,6 +313,8 @@ class Run:
         kind = SharedLedger if self.shared else Ledger
         self.ledger = kind(prior_of(self.model, self.model.hyper), len(self.shards))
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
+        # The log-partitions that were computed last, of a posterior and of a prior.
+        self._known: dict[str, tuple[Family, float]] = {}
 
     def job(self) -> Job:
         learns = self.learner is not None
@@ -363,6 +365,26 @@ class Run:
             seed=self.seed,
         )
 
+    def moved(self, before: Family) -> float:
+        """How far the posterior has moved: KL(now ‖ before)."""
+        now = self.ledger.posterior
+        of_before = self._log_partition(before)
+        with precision(before.dtype):
+            expected, of_now = map(float, _moved(now, before))
+        self._known["posterior"] = (now, of_now)
+        return expected - of_now + of_before
+
+    @property
+    def gain(self) -> float:
+        """A(posterior) - A(prior)."""
+        return self._log_partition(self.ledger.posterior) - self._log_partition(self.ledger.prior, "prior")
+
+    def _log_partition(self, density: Family, name: str = "posterior") -> float:
+        """A, computed once for each posterior and each prior."""
+        if name not in self._known or self._known[name][0] is not density:
+            self._known[name] = (density, float(density.log_partition()))
+        return self._known[name][1]
+
     @property
     def stochastic(self) -> bool:
         """Whether reports of the free energy are noisy."""
@@ -380,8 +402,12 @@ class Run:
 
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
+    with closing(Inbox(run.engine, run.ledger, run.limits, journal)) as inbox:
+        yield from _iterated(run, inbox)
+
+
+def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
     ledger, schedule = run.ledger, run.schedule
-    inbox = Inbox(run.engine, ledger, run.limits, journal)
     damping = run.damping.begin(ledger.sites, schedule.parallel, run.stochastic)
     board = Board(ledger.sites, run.seed)
     tally, evidence, plan = Tally(), Evidence(ledger.sites, run.shared), schedule.plan(board)
@@ -421,6 +447,7 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
         for update in updates:
             del arrived[update.site]
         event = _folded(run, updates, damping, tally, evidence, board)
+        inbox.settle()
         reached("after fold")
         yield replace(event, replayed=inbox.replaying, refused=tuple(map(str, inbox.refused)))
         inbox.refused.clear()
@@ -454,7 +481,7 @@ def _folded(
     staleness = max(one.staleness for one in work)
     evidence.report(updates)
     complete = evidence.is_complete(board.away)
-    free_energy = evidence.estimate(_log_partition_gain(before, ledger.prior))
+    free_energy = evidence.estimate(run.gain)
     start = run.start if updates[0].version == 0 else None
     if start is not None:
         free_energy = None  # the reports are not about the posterior
@@ -471,7 +498,7 @@ def _folded(
         trusted[:] = [_trusted(before, row, run.limits.change) for row in rows_of(asked)]
         return jax.tree.map(lambda a: a * trusted.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype), asked)
 
-    accepted = ledger.fold(updates, temper)
+    accepted = ledger.fold(updates, temper, checked=True)
     expected = [
         accepted * share * value
         for share, value in zip(trusted.tolist(), damping.expected_log_changes(updates), strict=True)
@@ -481,7 +508,7 @@ def _folded(
         run.learner.add(updates)
         if complete:
             _step_hyper(run.learner, ledger)
-    change = _divergence(ledger.posterior, before)
+    change = run.moved(before)
     evidence.folded(sites, expected, change)
     board.returned(sites, ledger.version, change)
     outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
@@ -531,8 +558,9 @@ def _kl(first: Family, second: Family) -> jax.Array:
 
 
 @eqx.filter_jit
-def _gain(posterior: Family, prior: Family) -> jax.Array:
-    return posterior.log_partition() - prior.log_partition()
+def _moved(new: Family, old: Family) -> tuple[jax.Array, jax.Array]:
+    """E_new[log new / old], up to both scales; and A(new)."""
+    return inner(new / old, new.mean()), new.log_partition()
 
 
 def _trusted(posterior: Family, change: Family, most: float) -> float:
@@ -549,9 +577,3 @@ def _divergence(first: Family, second: Family) -> float:
     """KL(first ‖ second)."""
     with precision(first.dtype):
         return float(_kl(first, second))
-
-
-def _log_partition_gain(posterior: Family, prior: Family) -> float:
-    """A(posterior) - A(prior)."""
-    with precision(prior.dtype):
-        return float(_gain(posterior, prior))

@@ -215,9 +215,11 @@ def _create(path: Path, description: Row, page_size: int) -> None:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=10)
+    # Written to by the inbox's thread, and by nobody else meanwhile.
+    database = sqlite3.connect(path, timeout=10, check_same_thread=False)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
+    database.execute("PRAGMA wal_autocheckpoint=4000")
     return database
 
 

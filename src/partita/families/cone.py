@@ -21,6 +21,8 @@ from partita.runtime import Array
 # A change may use up at most this share of the way to the boundary: a posterior that is barely proper
 # is of no more use than an improper one.
 REACH = 0.99
+# Stacks of more bytes than this are looked at row by row: what is computed on the way stays in the cache.
+LARGE = 2**20
 # Multiples of the machine's precision, relative to the size of what was added and subtracted.
 ROUNDING = 64
 
@@ -61,6 +63,11 @@ def admissible_share(start: Cone, end: Cone, floor: Cone | None = None) -> float
     floor = Cone((0.0,) * len(start.positive), (0.0,) * len(start.definite)) if floor is None else floor
     share = 1.0
     for a, b, least in zip(start.positive, end.positive, floor.positive, strict=True):
+        if a.ndim > np.ndim(least) > 0 and a.nbytes > LARGE:
+            share = min(
+                share, *(admissible_share(Cone((x,)), Cone((y,)), Cone((least,))) for x, y in zip(a, b, strict=True))
+            )
+            continue
         room, change = a - least, b - a
         # Only what falls too far is looked at more closely: there are few such numbers among many, or none.
         far = (change < 0) & ~(change >= -REACH * room)
