@@ -122,7 +122,7 @@ def test_names_are_those_that_load():
 
 def test_a_short_row_of_a_csv_file_is_refused(tmp_path):
     (tmp_path / "t.csv").write_text("a,y\n1,0\n2\n")
-    with pytest.raises(pt.errors.InputError, match=r"t.csv:3: expected 2 numbers \(it has 1 cells\)"):
+    with pytest.raises(pt.errors.InputError, match="t.csv:3: expected 2 cells, got 1"):
         pt.datasets.read_csv(tmp_path / "t.csv", "y")
 
 

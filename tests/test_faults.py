@@ -419,6 +419,65 @@ def test_15_when_all_sites_die_it_says_so(tmp_path):
 
 
 @pytest.mark.slow
+@dataclasses.dataclass
+class Telling(pt.engines.InProcess):
+    """Everything that is to be told comes at once, in the second round."""
+
+    told: tuple[Notice, ...] = ()
+
+    def open(self, job, shards):
+        super().open(job, shards)
+        self.looks = 0
+
+    def collect(self):
+        self.looks += 1
+        return list(self.told) if self.looks == 2 else super().collect()
+
+
+def test_15_notices_that_come_together_are_all_heard(tmp_path):
+    away = Telling(told=(Notice(0, "away"), Notice(0, "back")))
+    there = fit(None, Synchronous(rounds=30)).posterior.location
+    np.testing.assert_allclose(fit(away, Synchronous(rounds=30)).posterior.location, there, rtol=1e-6)
+    retired = Telling(told=(Notice(3, "retired"), Notice(3, "away"), Notice(3, "readmitted")))
+    settings = {"schedule": Synchronous(rounds=30), "run_dir": tmp_path}
+    three = fit(None, Synchronous(rounds=30), shards=SHARDS[:3]).posterior.location
+    result = fit(retired, **settings)
+    np.testing.assert_allclose(result.posterior.location, three, rtol=1e-6)
+    assert fit(resume=True, **settings).fingerprint == result.fingerprint
+
+
+def test_15_what_needs_no_answer_changes_nothing(tmp_path):
+    """A site that works is readmitted, or said to be back: the run goes on as if nobody had said so, also on resume."""
+    for number, kind in enumerate(("readmitted", "back")):
+        settings = {"run_dir": tmp_path / str(number)}
+        assert fit(Telling(told=(Notice(1, kind),)), **settings).fingerprint == CLEAN
+        assert fit(resume=True, **settings).fingerprint == CLEAN
+
+
+def test_11_numbers_that_nobody_can_have_meant_are_refused():
+    for wrong in ({"outcome": 99}, {"outcome": -1}, {"steps": -3}):
+        with pytest.raises(MalformedUpdate, match="cannot be read"):
+            decoded_update(1, 5, encoded_update(dataclasses.replace(UPDATE, **wrong)), LIKE)
+    corrupt = {1: lambda update: dataclasses.replace(update, hyper_gradient={})}
+    result = fit(Chaos(corrupt=corrupt), hyper=pt.LearnHyper())
+    assert all(np.isfinite(value) for value in result.hyper.values())
+    assert sum(row["refused"] for row in result.history) == 1
+
+
+def test_15_automatic_damping_grows_although_somebody_never_came():
+    """And does not take the first report of a site that joins for a fall."""
+    away = Chaos(notices=[Notice(3, "away")], never_back=frozenset([3]))
+    result = fit(away, Synchronous(rounds=30), damping="auto")
+    three = fit(None, Synchronous(rounds=30), shards=SHARDS[:3], damping="auto")
+    np.testing.assert_allclose(result.posterior.location, three.posterior.location, rtol=1e-6)
+    late = Chaos(notices=[Notice(3, "away"), *[Notice(3, "dropped")] * 12, Notice(3, "back")])
+    joined = fit(late, Synchronous(rounds=30), damping="auto")
+    assert not any(row["taken_back"] for row in joined.history)
+    np.testing.assert_allclose(
+        joined.posterior.location, fit(None, Synchronous(rounds=30)).posterior.location, rtol=1e-6
+    )
+
+
 def test_16_many_sites_that_come_and_go_and_a_server_that_stops(tmp_path):
     """One run; `make soak` has a hundred."""
     command = [sys.executable, "-m", "experiments.soak", "1"]

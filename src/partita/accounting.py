@@ -77,6 +77,9 @@ class Evidence:
     terms: dict[int, float] = field(default_factory=dict)
     total: float = 0.0
     fresh: set[int] = field(default_factory=set)
+    # The first terms of sites that reported only after the free energy had been looked at without them.
+    late: float = 0.0
+    compared: bool = False
     moved: float = 0.0
     moved_when_sent: dict[int, float] = field(default_factory=dict)
     moved_when_seen: dict[int, float] = field(default_factory=dict)
@@ -91,7 +94,10 @@ class Evidence:
             self.fresh.clear()
             self.total = 0.0
         for update in updates:
-            self._set(update.site, update.expected_log_prob - update.expected_log_factor)
+            term = update.expected_log_prob - update.expected_log_factor
+            if self.compared and not self.shared and update.site not in self.terms:
+                self.late += term
+            self._set(update.site, term)
             self.moved_when_seen[update.site] = self.moved_when_sent.pop(update.site)
             self.fresh.add(update.site)
 
@@ -112,6 +118,13 @@ class Evidence:
     def estimate(self, log_partitions: float) -> float | None:
         """F(q), given A(q) - A(prior); None until every site has reported."""
         return self.total + log_partitions if len(self.terms) == self.sites else None
+
+    def comparable(self, log_partitions: float) -> float | None:
+        """F(q) for the data of those who have reported, up to a constant: it does not fall because somebody joins."""
+        if self.shared:
+            return self.estimate(log_partitions)
+        self.compared = True
+        return self.total - self.late + log_partitions
 
     def is_complete(self, away: Iterable[int] = ()) -> bool:
         """Whether every site has reported since the last time that this was true, but for those that cannot."""

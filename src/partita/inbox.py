@@ -1,10 +1,11 @@
 """Between engine and loop: what comes from sites is checked, written down, and handed on once."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from partita.engines import Engine
-from partita.errors import NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
+from partita.errors import MalformedUpdate, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
 from partita.ledger import Ledger, Task, Update
 from partita.limits import Limits
 from partita.messages import Arrival, Notice, NoticeKind
@@ -18,8 +19,10 @@ class Inbox:
     engine afterwards. The disk works while the ledger folds: `settle` waits for it, before the fold is told of.
     """
 
-    def __init__(self, engine: Engine, ledger: Ledger, limits: Limits, journal: Journal | None):
+    def __init__(self, engine: Engine, ledger: Ledger, limits: Limits, learnt: Sequence[str], journal: Journal | None):
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
+        # The hyperparameters that sites send gradients of.
+        self._learnt = set(learnt)
         self._recorded: Iterator[Arrival] = iter(()) if journal is None else journal.recorded()
         self._next: Arrival | None = next(self._recorded, None)
         self._held: dict[int, tuple[Task, float]] = {}
@@ -42,18 +45,20 @@ class Inbox:
         if self._next is not None:
             return [self._replayed()]
         self.replaying = False
-        fresh: dict[int, Arrival] = {site: Notice(site, "back", "the run was resumed") for site in self._gone}
+        taken: list[Arrival] = [Notice(site, "back", "the run was resumed") for site in self._gone]
         self._gone.clear()
-        while not fresh:
+        waiting = set(arrived)
+        while not taken:
             arrivals = self._engine.collect()
             if not arrivals:
                 raise Stalled("nobody is working, and nobody can be asked")
             for arrival in arrivals:
-                if isinstance(arrival, Update) and (arrival.site in arrived or arrival.site in fresh):
+                if isinstance(arrival, Update) and arrival.site in waiting:
                     self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
                 elif (good := self._checked(arrival)) is not None:
-                    fresh[arrival.site] = good
-        taken = list(fresh.values())
+                    taken.append(good)
+                    if isinstance(good, Update):
+                        waiting.add(good.site)
         if self._journal is not None:
             self._written = self._writer.submit(self._journal.append, taken)
         reached("before fold")
@@ -76,9 +81,10 @@ class Inbox:
             self._gone.pop(arrival.site, None)
             if arrival.kind == "away":
                 self._gone[arrival.site] = None
-        held = self._held.pop(arrival.site, None)
-        if held is None and isinstance(arrival, Update):
-            raise RunMismatch(f"site {arrival.site}: the journal holds an update that this run did not ask for")
+        if isinstance(arrival, Update) or arrival.ends_task:
+            held = self._held.pop(arrival.site, None)
+            if held is None and isinstance(arrival, Update):
+                raise RunMismatch(f"site {arrival.site}: the journal holds an update that this run did not ask for")
         if self._next is None:
             for task, at in self._held.values():
                 self._engine.submit([task], at)
@@ -91,6 +97,7 @@ class Inbox:
             return arrival
         try:
             self._ledger.check([arrival])
+            self._check_hyper(arrival)
             self._limits.check_age(arrival, self._ledger.version)
         except UpdateRefused as error:
             if isinstance(error, NotOutstanding):
@@ -101,11 +108,17 @@ class Inbox:
             return Notice(arrival.site, kind, str(error))
         return arrival
 
+    def _check_hyper(self, update: Update) -> None:
+        for name in self._learnt:
+            if not math.isfinite(update.hyper_gradient.get(name, math.nan)):
+                raise MalformedUpdate(update.site, f"hyper: the gradient of {name} is missing, or not finite")
+
     def _with_receipt(self, update: Update, error: NotOutstanding) -> NotOutstanding:
         """A retry hears what became of the first."""
         number = None if self._journal is None else self._journal.receipt(update.site, update.version)
         return error if number is None else NotOutstanding(update.site, f"it was taken before, as number {number}")
 
     def check_exhausted(self) -> None:
+        self.settle()
         if self._next is not None:
             raise RunMismatch("the journal holds more updates than the schedule asks for: raise its budget")

@@ -19,6 +19,7 @@ from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
 from partita.ledger import Task, Update
 from partita.models import Hyper
+from partita.solvers import Outcome
 
 # How arrays may be made smaller on the wire, at the price of digits.
 Compression = Literal["none", "float16"]
@@ -45,6 +46,11 @@ class Notice:
     kind: NoticeKind
     reason: str = ""
 
+    @property
+    def ends_task(self) -> bool:
+        """Whether what the site was asked for comes to nothing."""
+        return self.kind not in ("back", "readmitted")
+
 
 Arrival = Update | Notice
 
@@ -65,7 +71,9 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
         change = _density("change", arrays, like)
         numbers = dict(zip(NUMBERS, _numbers(arrays), strict=True))
         hyper = {name[6:]: float(array.item()) for name, array in arrays.items() if name.startswith("hyper.")}
-        steps, outcome = int(numbers.pop("steps")), int(numbers.pop("outcome"))
+        steps, outcome = int(numbers.pop("steps")), int(Outcome(int(numbers.pop("outcome"))))
+        if steps < 0:
+            raise ValueError(f"steps: {steps}")
     except (SafetensorError, KeyError, ValueError, OverflowError, TypeError) as error:
         raise MalformedUpdate(site, f"cannot be read: {error}") from error
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)

@@ -402,7 +402,8 @@ class Run:
 
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
-    with closing(Inbox(run.engine, run.ledger, run.limits, journal)) as inbox:
+    learnt = () if run.learner is None else run.learner.names
+    with closing(Inbox(run.engine, run.ledger, run.limits, learnt, journal)) as inbox:
         yield from _iterated(run, inbox)
 
 
@@ -438,7 +439,8 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
                 if isinstance(arrival, Update):
                     arrived[arrival.site] = arrival
                 else:
-                    arrived.pop(arrival.site, None)
+                    if arrival.ends_task:
+                        arrived.pop(arrival.site, None)
                     _noted(arrival, ledger, board, tally, evidence)
         if not arrived:
             continue
@@ -457,8 +459,9 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
 def _noted(notice: Notice, ledger: Ledger, board: Board, tally: Tally, evidence: Evidence) -> None:
     """A site has gone or come back."""
     site = notice.site
-    ledger.release(site)
-    tally.in_hand.pop(site, None)
+    if notice.ends_task:
+        ledger.release(site)
+        tally.in_hand.pop(site, None)
     if notice.kind == "dropped":
         board.dropped(site)
     elif notice.kind == "back":
@@ -485,9 +488,11 @@ def _folded(
     start = run.start if updates[0].version == 0 else None
     if start is not None:
         free_energy = None  # the reports are not about the posterior
-    if complete and free_energy is not None:
+    elif complete:
         gain = 0.0 if run.learner is None else run.learner.gain
-        damping.observe(free_energy, evidence.uncertainty + gain)
+        seen = evidence.comparable(run.gain)
+        if seen is not None:
+            damping.observe(seen, evidence.uncertainty + gain)
     sites = [update.site for update in updates]
     trusted = np.ones(len(sites))
 
@@ -518,6 +523,7 @@ def _folded(
             problems.append(f"site {site}: its update goes too far, {share:.1g} of it was taken")
         if board.struck(site, bool(share < STRIKE)) >= run.limits.strikes:
             board.left(site, "quarantined: its updates go too far", barred=True)
+            problems.append(f"site {site}: quarantined: its updates go too far")
     return Event(
         fold=tally.folds,
         version=ledger.version,

@@ -161,9 +161,11 @@ class Journal:
         self._rows.add(fold)
         try:
             self._database.execute("PRAGMA synchronous=NORMAL")
-            with self._database:
-                self._database.execute("INSERT INTO history VALUES (?, ?)", (fold, to_json(row)))
-            self._database.execute("PRAGMA synchronous=FULL")
+            try:
+                with self._database:
+                    self._database.execute("INSERT INTO history VALUES (?, ?)", (fold, to_json(row)))
+            finally:
+                self._database.execute("PRAGMA synchronous=FULL")
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: {error}") from error
 
@@ -219,7 +221,6 @@ def _connected(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path, timeout=10, check_same_thread=False)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
-    database.execute("PRAGMA wal_autocheckpoint=4000")
     return database
 
 

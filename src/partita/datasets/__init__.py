@@ -97,12 +97,13 @@ def read_columns(
     places = [header.index(name) for name in wanted]
     table = np.empty((len(rows), len(wanted)))
     for number, row in enumerate(rows):
-        try:
-            if len(row) != len(header):
-                raise ValueError(f"it has {len(row)} cells")
-            table[number] = [float(row[place]) for place in places]
-        except ValueError as error:
-            raise InputError(f"{path}:{number + 2}: expected {len(wanted)} numbers ({error})") from None
+        if len(row) != len(header):
+            raise InputError(f"{path}:{number + 2}: expected {len(header)} cells, got {len(row)}")
+        for column, place in enumerate(places):
+            try:
+                table[number, column] = float(row[place])
+            except ValueError:
+                raise InputError(f"{path}:{number + 2}: {wanted[column]} is not a number") from None
     return wanted, table
 
 

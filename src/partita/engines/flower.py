@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from partita.checks import check_count, check_one_of, check_positive
+from partita.checks import check_one_of, check_positive, is_whole
 from partita.engines.base import Job, completed
 from partita.errors import EngineError, InputError, MalformedUpdate, Stalled
 from partita.families import Family
@@ -40,8 +40,14 @@ class Peer:
     bytes_down: int = 0
     bytes_up: int = 0
 
+    @property
+    def can_work(self) -> bool:
+        return self.ready and self.node is not None
+
     def lost(self, problem: str) -> None:
-        self.ready, self.problem = False, problem
+        """It cannot be asked for a while; what a site says of that is shown on terminals, so only what is printable."""
+        self.ready = False
+        self.problem = "".join(letter if letter.isprintable() else " " for letter in problem)[:1000]
         self.not_before = time.monotonic() + self.wait
         self.wait = min(2 * self.wait, LONGEST_WAIT)
 
@@ -66,12 +72,14 @@ class Flower:
     Args:
         grid: what Flower gives a ServerApp.
         greeting: what every message carries: how sites build the model, and which one it has to be.
-        minimum: sites that have to be there before a run begins; all of them, if not given.
+        minimum: sites that have to be there before a run begins; all of them, if not given. None have to be where a run
+            goes on: some may have been retired.
         timeout: seconds that a site may take for one task.
         patience: seconds without any answer, after which a run stops with `Stalled`; it can be resumed.
         gather: seconds that are waited for all sites once the minimum is there.
         poll: seconds between looks at what came.
         compression: "float16" halves what is sent of float32 densities, and keeps three digits of them.
+        is_known: whether a node is one of ours: its name, and the key that it has proved to have.
         requests: what an operator has asked for since the last look, as notices.
         watch: called at every look, with all peers.
     """
@@ -84,6 +92,7 @@ class Flower:
     gather: float = 60.0
     poll: float = 0.25
     compression: Compression = "none"
+    is_known: Callable[[Any], bool] = bool
     requests: Callable[[], list[Notice]] = list
     watch: Callable[[Sequence[Peer]], object] = len
 
@@ -91,8 +100,8 @@ class Flower:
         limits = {"timeout": self.timeout, "patience": self.patience, "gather": self.gather, "poll": self.poll}
         check_positive("Flower: ", **limits)
         check_one_of("Flower: ", get_args(Compression), compression=self.compression)
-        if self.minimum is not None:
-            check_count("Flower: ", minimum=self.minimum)
+        if self.minimum is not None and not is_whole(self.minimum, 0):
+            raise InputError(f"Flower: minimum: expected a number of sites, got {self.minimum!r}")
 
     def open(self, job: Job, shards: Sequence[Any]) -> None:
         """Shards are names of sites: data are where those are."""
@@ -128,7 +137,7 @@ class Flower:
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         wanted = []
         for task in tasks:
-            if self.peers[task.site].ready:
+            if self.peers[task.site].can_work:
                 wanted.append(
                     (Asked(task.site, "refine", time.monotonic(), task), encoded_task(task, self.compression))
                 )
@@ -137,8 +146,9 @@ class Flower:
         self._push(wanted)
 
     def _miss(self, site: int) -> None:
-        self.peers[site].missed = True
-        self._notices.append(Notice(site, "away", self.peers[site].problem))
+        peer = self.peers[site]
+        peer.missed = True
+        self._notices.append(Notice(site, "away", peer.problem or "is not connected"))
 
     def _push(self, wanted: Sequence[tuple[Asked, bytes]]) -> None:
         if not wanted:
@@ -200,7 +210,8 @@ class Flower:
 
     def _greet(self) -> None:
         """Ask those who are connected, and have not said that they can work, how they are."""
-        connected = {node.name: node.node_id for node in self.grid.get_nodes()}
+        nodes = [node for node in self.grid.get_nodes() if self.is_known(node)]
+        connected = {node.name: node.node_id for node in nodes}
         busy = {asked.site for asked in self._asked.values()}
         wanted = []
         for site, peer in enumerate(self.peers):
@@ -222,29 +233,34 @@ class Flower:
         if reply.has_error():
             self._failed(asked, f"Flower says: {reply.error.reason or reply.error.code}")
             return
-        self._heard = time.monotonic()
         peer.last_seen = time.time()
         record = reply.content.get(RECORD, {})
-        if "error" in record:
-            self._failed(asked, str(record["error"])[:1000])
-            return
         payload = record.get("payload")
-        if not isinstance(payload, bytes) or len(payload) > largest(self._like):
-            self._notices.append(Notice(asked.site, "quarantined", "what it answered is no message of ours"))
-            return
-        peer.bytes_up += len(payload)
-        peer.wait = FIRST_WAIT
+        if "error" in record:
+            self._failed(asked, str(record["error"]))
+        elif not isinstance(payload, bytes) or len(payload) > largest(self._like):
+            self._failed(asked, "what it answered is no message of ours")
+        else:
+            self._heard = time.monotonic()
+            peer.bytes_up += len(payload)
+            self._take(asked, peer, payload)
+
+    def _take(self, asked: Asked, peer: Peer, payload: bytes) -> None:
         if asked.kind == "refine":
             assert asked.task is not None
             peer.updates += 1
             self._notices.append(self._update(asked.task, payload))
-        elif asked.kind == "evaluate":
-            self._evaluated[asked.site] = _number(payload)
-        else:
-            peer.ready, peer.problem, peer.rows = True, "", int(_number(payload, 0.0))
+            return
+        number = _number(payload)
+        if asked.kind == "evaluate":
+            self._evaluated[asked.site] = number
+        elif number >= 1:
+            peer.ready, peer.problem, peer.rows, peer.wait = True, "", int(min(number, 2**53)), FIRST_WAIT
             if peer.missed:
                 peer.missed = False
                 self._notices.append(Notice(asked.site, "back"))
+        else:
+            self._failed(asked, "what it said of itself cannot be read")
 
     def _update(self, task: Task, payload: bytes) -> Arrival:
         try:
@@ -257,7 +273,7 @@ class Flower:
         self._evaluated = {}
         question = encoded_question(posterior, hyper)
         now = time.monotonic()
-        ready = [site for site, peer in enumerate(self.peers) if peer.ready]
+        ready = [site for site, peer in enumerate(self.peers) if peer.can_work]
         self._push([(Asked(site, "evaluate", now), question) for site in ready])
         while any(asked.kind == "evaluate" for asked in self._asked.values()):
             self._look()
@@ -268,9 +284,9 @@ class Flower:
         self._asked.clear()
 
 
-def _number(payload: bytes, otherwise: float = np.nan) -> float:
-    """Eight bytes, little-endian."""
-    return float(np.frombuffer(payload, "<f8")[0]) if len(payload) == 8 else otherwise
+def _number(payload: bytes) -> float:
+    """Eight bytes, little-endian; nan, if they are no number."""
+    return float(np.frombuffer(payload, "<f8")[0]) if len(payload) == 8 else np.nan
 
 
 def import_flower() -> Any:

@@ -138,11 +138,12 @@ def site(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The site's 
 def status(folder: Folder, json: Json = False) -> None:
     """How a federation is doing: sites, rounds, bytes."""
     from partita.federation.folders import read_server
-    from partita.federation.state import read_state
+    from partita.federation.state import barred, read_state
     from partita.telemetry import to_json
 
     server = read_server(folder)
-    state = read_state(server)
+    state, out = read_state(server), barred(server)
+    state["sites"] = [{**row, "barred": out.get(row["site"])} for row in state["sites"]]
     if json:
         typer.echo(to_json(state))
         return
@@ -210,5 +211,7 @@ def _request(folder: Path, site: str, kind: Any) -> None:
 
     server = read_server(folder)
     request(server, site, kind)
-    when = "now" if read_state(server)["serving"] else f"with: partita resume {folder}"
-    typer.echo(f"{site} will be {kind} {when}")
+    state = read_state(server)
+    when = "now" if state["serving"] else f"with: partita resume {folder}"
+    more = "" if state["state"] != "finished" else " (the run is finished: raise its rounds or updates first)"
+    typer.echo(f"{site} will be {kind} {when}{more}")

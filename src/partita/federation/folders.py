@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -42,12 +43,16 @@ class ServerSettings:
     timeout: float = 600.0
     patience: float = 1800.0
     gather: float = 60.0
-    compression: str = "none"
+    compression: Compression = "none"
 
     def __post_init__(self) -> None:
         check_positive("", timeout=self.timeout, patience=self.patience, gather=self.gather)
         if self.minimum is not None:
             check_count("", minimum=self.minimum)
+            if self.minimum > len(self.sites):
+                raise InputError(f"minimum: {self.minimum}, and there are {len(self.sites)} sites")
+        if self.patience <= self.timeout:
+            raise InputError(f"patience: expected more than the timeout, {self.timeout:g} s, got {self.patience:g}")
         check_one_of("", get_args(Compression), compression=self.compression)
         split_address(self.address)
         check_names(self.sites)
@@ -116,6 +121,8 @@ def read_server(path: Path) -> ServerFolder:
         limits=reader.build("limits", Limits, tables.get("limits", {})),
         server=reader.build("server", ServerSettings, {**server, "sites": tuple(server["sites"])}),
     )
+    # Said now rather than when all sites have come.
+    _ = folder.recipe.model
     for site in folder.sites:
         if not folder.public_key(site).is_file():
             raise reader.error("server", "sites", f"{site}: its public key is missing: {folder.public_key(site)}")
@@ -156,20 +163,20 @@ def _tables(path: Path, name: str, help: str) -> tuple[Reader, dict[str, Any]]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InputError(f"address: expected host:port, got {address!r}")
-    return host, int(port)
+    found = re.fullmatch(r"([A-Za-z0-9.-]+):([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise InputError(f"address: expected host:port, a name or an IPv4 address, got {address!r}")
+    return found[1], int(found[2])
 
 
 @contextmanager
-def held(path: Path, patience: float = 0.0) -> Iterator[None]:
+def held(path: Path, patience: float = 1.0) -> Iterator[None]:
     """Hold a place for this process, whose number is in the file; whoever comes second is told, or waits a while."""
     path.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + patience
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        while not _taken(handle):
+        while not _locked(handle, fcntl.LOCK_EX):
             if time.monotonic() > until:
                 number = os.pread(handle, 20, 0).decode()
                 raise StorageError(f"{path.parent}: process {number} is at work here: stop it first")
@@ -188,14 +195,15 @@ def holder(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        return None if _taken(handle) else int(os.pread(handle, 20, 0) or b"0")
+        # Shared: those who only look do not take each other for holders.
+        return None if _locked(handle, fcntl.LOCK_SH) else int(os.pread(handle, 20, 0) or b"0")
     finally:
         os.close(handle)
 
 
-def _taken(handle: int) -> bool:
+def _locked(handle: int, how: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
@@ -207,6 +215,9 @@ def new_federation(
     """Make the folder of a server and one for every site; what was made, to be told."""
     check_names(sites)
     host, _ = split_address(address)
+    path = path.resolve()
+    if '"' in str(path) or "\\" in str(path):
+        raise InputError(f"{path}: use a folder without quotes and backslashes in its name")
     if path.exists() and any(path.iterdir()):
         raise InputError(f"{path}: is not empty: use another folder")
     made = path.with_name(f".{path.name}.new")
@@ -237,12 +248,17 @@ def new_federation(
     return [path / FEDERATION, *(path / "for-sites" / site for site in sites)]
 
 
+def _toml(value: Any) -> str:
+    """Strings and lists of them are written as in JSON, but for its escapes."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _federation_text(sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str) -> str:
     return f"""\
 # Sites are told these sections with every task. Their data stay where they are.
 [columns]
-features = {json.dumps(list(features))}
-target = {json.dumps(target)}
+features = {_toml(list(features))}
+target = {_toml(target)}
 # Subtracted from each feature, and what is left divided by: the same numbers at every site.
 # centre = {json.dumps([0.0] * len(features))}
 # scale = {json.dumps([1.0] * len(features))}
@@ -250,7 +266,7 @@ target = {json.dumps(target)}
 # classes = 2
 
 [model]
-name = {json.dumps(model)}
+name = {_toml(model)}
 
 [schedule]
 name = "synchronous"
@@ -261,9 +277,9 @@ rounds = 20
 # change = 100.0
 
 [server]
-address = {json.dumps(address)}
+address = {_toml(address)}
 # Their public keys are sites/NAME.pub. All sites are listed before the run begins.
-sites = {json.dumps(list(sites))}
+sites = {_toml(list(sites))}
 # Begin as soon as so many sites are there; the others may come later. All of them, if left out.
 # minimum = {max(1, len(sites) - 1)}
 timeout = 600.0
@@ -273,10 +289,10 @@ patience = 1800.0
 
 
 def _site_text(site: str, address: str, features: Sequence[str], target: str) -> str:
-    example = json.dumps(features[0] if features else target)
+    example = _toml(features[0] if features else target)
     return f"""\
-name = {json.dumps(site)}
-server = {json.dumps(address)}
+name = {_toml(site)}
+server = {_toml(address)}
 # A CSV file with a header, which never leaves this machine.
 data = "data.csv"
 certificate = "ca.crt"
@@ -308,19 +324,6 @@ At the server: look through `federation.toml`, then
     partita retire FOLDER SITE      # divide a site's factor out; the others refine
 
 The posterior is `run/result.safetensors`: `partita.load` reads it.
-
-`partita serve` starts Flower's SuperLink, `partita site` a SuperNode; these are their commands, should you rather run
-them yourself:
-
-    flower-superlink --host HOST --port PORT --database run/superlink.db --ssl-certfile keys/server.pem
-        --ssl-keyfile keys/server.key --ssl-ca-certfile keys/ca.crt --enable-supernode-auth --isolation process
-        --superexec-auth-secret-file keys/secret --disable-runtime-dependency-installation
-    flower-superexec --runtime-api-address HOST:PORT --root-certificates keys/ca.crt
-        --superexec-auth-secret-file keys/secret
-    flwr supernode register sites/NAME.pub LINK --name NAME
-    flwr run app LINK --run-config 'folder="FOLDER"'
-    flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key site.key
-        --node-config 'folder="FOLDER"'
 
 What is safe and what is not. Connections are encrypted, and the server knows every site by its key. Whoever holds
 `ca.crt` and can reach the server's port can start runs on it, as with Flower in general: let only the sites reach it.

@@ -54,6 +54,14 @@ def write_site_key(private: Path, public: Path) -> None:
     _write(public, key.public_key().public_bytes(_encodings().OpenSSH, PublicFormat.OpenSSH), 0o644)
 
 
+def canonical_key(key: bytes) -> bytes:
+    """A public key, however it was written."""
+    from cryptography.hazmat.primitives.serialization import PublicFormat, load_pem_public_key, load_ssh_public_key
+
+    load = load_pem_public_key if key.lstrip().startswith(b"-----BEGIN") else load_ssh_public_key
+    return load(key).public_bytes(_encodings().DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 def write_secret(path: Path) -> None:
     _write(path, os.urandom(32), 0o600)
 

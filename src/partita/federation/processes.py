@@ -29,9 +29,9 @@ START, END = 60.0, 15.0
 # How often a process that ends by itself is started again within ten minutes.
 RESTARTS, WINDOW = 30, 600.0
 # Seconds that a site keeps trying when it is refused: after a crash, Flower takes it for connected for another minute.
-REFUSED = 120.0
-# Seconds that a server may be without its app before another is started.
-HANDOVER = 20.0
+REFUSED, NOT_ACTIVATED = 120.0, "[code: 2004]"
+# Seconds that a server may be without its app before another is started; and how often that is done.
+WITHOUT_APP, ATTEMPTS = 20.0, 10
 
 
 class Children:
@@ -54,6 +54,8 @@ class Children:
         self._commands: dict[str, Sequence[str]] = {}
         self._running: dict[str, subprocess.Popen] = {}
         self._began: dict[str, list[float]] = {}
+        # Where in its log each one's own words begin.
+        self._from: dict[str, int] = {}
 
     def start(self, name: str, *command: str) -> None:
         self._commands[name] = command
@@ -61,6 +63,8 @@ class Children:
         self._began.setdefault(name, []).append(time.monotonic())
         launcher = [sys.executable, "-m", "partita.federation.child", str(os.getpid())]
         with log.open("ab") as stream:
+            self._from[name] = stream.tell()
+            # In a session of its own: Ctrl-C is for this process, which ends the others in good order.
             self._running[name] = subprocess.Popen(
                 [*launcher, *command],
                 stdin=subprocess.DEVNULL,
@@ -68,6 +72,7 @@ class Children:
                 stderr=subprocess.STDOUT,
                 env=self.environment,
                 cwd=self._folder,
+                start_new_session=True,
             )
 
     def ended(self) -> list[str]:
@@ -77,16 +82,16 @@ class Children:
         """Start one anew that has ended; not for ever."""
         recent = [began for began in self._began[name] if time.monotonic() - began < WINDOW]
         if len(recent) > RESTARTS:
-            raise EngineError(
-                f"{name} ended {len(recent)} times within {WINDOW / 60:g} minutes: {self.last_words(name)}"
-            )
+            words = f"{self.last_words(name)} (see {self._folder / name}.log)"
+            raise EngineError(f"{name} ended {len(recent)} times within {WINDOW / 60:g} minutes: {words}")
         self.start(name, *self._commands[name])
 
     def last_words(self, name: str) -> str:
-        """The end of its log, in one line."""
-        path = self._folder / f"{name}.log"
-        lines = [_plain(line) for line in path.read_text(errors="replace").splitlines()[-40:]] if path.exists() else []
-        return " ".join(line for line in lines if line)[-600:] + f" (see {path})"
+        """The end of what the one that was started last has said, in one line."""
+        with (self._folder / f"{name}.log").open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(self._from[name], size - 10_000))
+            return _plain(stream.read().decode(errors="replace"))[-600:]
 
     def close(self) -> None:
         """Those that were started last end first."""
@@ -104,7 +109,14 @@ class Children:
         """What Flower's own command answers, as JSON."""
         command = [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"]
         try:
-            done = subprocess.run(command, env=self.environment, cwd=self._folder, capture_output=True, timeout=120)
+            done = subprocess.run(
+                command,
+                env=self.environment,
+                cwd=self._folder,
+                capture_output=True,
+                timeout=120,
+                start_new_session=True,
+            )
         except subprocess.TimeoutExpired:
             raise EngineError(f"flwr {' '.join(arguments[:2])}: no answer within 120 s") from None
         text = done.stdout.decode(errors="replace")
@@ -150,13 +162,17 @@ def serve(folder: ServerFolder, watch: Callable[[Row], None]) -> Row:
 def _served(
     folder: ServerFolder, children: Children, watch: Callable[[Row], None], is_asked_to_end: Callable[[], bool]
 ) -> Row:
+    stopped = {"state": "stopped"}
     _configure(folder)
     _check_port(folder.server.address)
-    _start_link(folder, children)
-    _register(folder, children)
-    attempt, seen = _start_run(folder, children), time.monotonic()
-    while not is_asked_to_end():
-        time.sleep(0.3)
+    if not _start_link(folder, children, is_asked_to_end):
+        return read_state(folder) | stopped
+    for site in folder.sites:
+        if is_asked_to_end():
+            return read_state(folder) | stopped
+        _register(folder, site, children)
+    attempt, attempts, seen = _start_run(folder, children), 1, time.monotonic() + START
+    while not _pause(0.3, is_asked_to_end):
         state = read_state(folder)
         if state.get("attempt") == attempt:
             watch(state)
@@ -166,9 +182,11 @@ def _served(
             children.again(name)
         if holder(folder.run / "server.lock") is not None:
             seen = time.monotonic()
-        elif time.monotonic() - seen > HANDOVER:
-            attempt, seen = _start_run(folder, children), time.monotonic() + START
-    return {**read_state(folder), "state": "stopped"}
+        elif time.monotonic() - seen > WITHOUT_APP:
+            if attempts == ATTEMPTS:
+                raise EngineError(f"the server's app ended {attempts} times: see {folder.run / 'log.jsonl'}")
+            attempt, attempts, seen = _start_run(folder, children), attempts + 1, time.monotonic() + START
+    return read_state(folder) | stopped
 
 
 def _configure(folder: ServerFolder) -> None:
@@ -193,7 +211,8 @@ def _check_port(address: str) -> None:
             raise InputError(f"address {address}: {error.strerror}: change [server] address") from None
 
 
-def _start_link(folder: ServerFolder, children: Children) -> None:
+def _start_link(folder: ServerFolder, children: Children, is_asked_to_end: Callable[[], bool]) -> bool:
+    """Whether it is up; it is not, if somebody asked for an end meanwhile."""
     host, port = split_address(folder.server.address)
     keys = folder.keys
     secret = ("--superexec-auth-secret-file", str(keys / "secret"))
@@ -207,11 +226,13 @@ def _start_link(folder: ServerFolder, children: Children) -> None:
     while not _is_up(folder.server.address, keys / "ca.crt"):
         if children.ended() or time.monotonic() > until:
             raise EngineError(f"Flower's SuperLink does not start: {children.last_words('superlink')}")
-        time.sleep(0.2)
+        if _pause(0.2, is_asked_to_end):
+            return False
     children.start(
         "superexec", "flower-superexec", "--runtime-api-address", folder.server.address,
         "--root-certificates", str(keys / "ca.crt"), "--parent-pid", str(os.getpid()), *secret,
     )  # fmt: skip
+    return True
 
 
 def _is_up(address: str, certificate: Path) -> bool:
@@ -233,14 +254,13 @@ def _is_up(address: str, certificate: Path) -> bool:
         return False
 
 
-def _register(folder: ServerFolder, children: Children) -> None:
-    """Tell Flower the keys of sites; it refuses those that it knows already."""
-    for site in folder.sites:
-        try:
-            children.flwr("supernode", "register", str(folder.public_key(site)), LINK, "--name", site)
-        except EngineError as error:
-            if "already in use" not in str(error):
-                raise
+def _register(folder: ServerFolder, site: str, children: Children) -> None:
+    """Tell Flower the key of a site; it refuses one that it knows already."""
+    try:
+        children.flwr("supernode", "register", str(folder.public_key(site)), LINK, "--name", site)
+    except EngineError as error:
+        if "already in use" not in str(error):
+            raise
 
 
 def _start_run(folder: ServerFolder, children: Children) -> str:
@@ -265,8 +285,8 @@ def run_site(path: Path, say: Callable[[str], None]) -> None:
         reply = site.answer(kind, asked)
         row = {"seconds": round(time.monotonic() - began, 3), "bytes": len(reply.get("payload", b""))}
         if "error" in reply:
-            log.warning(kind, extra={"row": {**row, "error": reply["error"]}})
-            say(f"could not answer: {reply['error']}")
+            log.warning(kind, extra={"row": {**row, "error": site.problem}})
+            say(f"could not answer: {site.problem}")
         else:
             log.info(kind, extra={"row": row})
             say(f"{kind}: {row['seconds']:g} s")
@@ -292,12 +312,12 @@ def run_site(path: Path, say: Callable[[str], None]) -> None:
                 now, words = time.monotonic(), children.last_words("supernode")
                 refused = refused if now - began < START else now
                 log.warning("supernode ended", extra={"row": {"words": words}})
-                if "2004" in words and now - refused > REFUSED:
+                if NOT_ACTIVATED in words and now - refused > REFUSED:
                     raise EngineError(
                         f"the server refuses this site: either its key, {settings.key}, is not the other half of "
                         f"sites/{settings.name}.pub there, or another process with that key is connected"
                     )
-                say("could not connect, trying again" if "2004" not in words else "refused, trying again")
+                say("refused, trying again" if NOT_ACTIVATED in words else "could not connect, trying again")
                 if _pause(10.0, is_asked_to_end):
                     return
                 _is_up(settings.server, settings.certificate)

@@ -88,8 +88,12 @@ class Recipe:
             elif name in columns:
                 raise reader.error("columns", name, f"expected a list, got {columns[name]!r}")
         model_name, model_settings = reader.model(own.get("model", {}))
+        try:
+            text = json.dumps(own, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{reader.path}: dates and numbers that are not finite cannot be used") from None
         return cls(
-            text=json.dumps(own, sort_keys=True, allow_nan=False),
+            text=text,
             columns=reader.build("columns", Columns, columns),
             model_name=model_name,
             model_settings=model_settings,

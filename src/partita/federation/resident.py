@@ -32,10 +32,17 @@ class Resident:
                 connection, _ = self._socket.accept()
             except OSError:
                 return
-            # A message that breaks off is asked for again.
-            with connection, suppress(OSError, ValueError, KeyError, TypeError):
-                kind, request = _received(connection)
-                _send(connection, "reply", self._answer(kind, request))
+            with connection:
+                try:
+                    kind, request = _received(connection)
+                except (OSError, ValueError, KeyError, TypeError):
+                    continue  # it broke off, and is asked for again
+                try:
+                    reply = self._answer(kind, request)
+                except Exception as error:
+                    reply = {"error": f"{type(error).__name__} in the site's process"}
+                with suppress(OSError):
+                    _send(connection, "reply", reply)
 
     def close(self) -> None:
         self._socket.close()
@@ -48,7 +55,7 @@ def ask(path: Path, kind: str, request: Record) -> Record:
             connection.connect(str(path))
             _send(connection, kind, request)
             return _received(connection)[1]
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return {"error": f"EngineError: the site's process does not answer: {error}"}
 
 

@@ -7,12 +7,13 @@ from typing import Any
 from partita.engines.flower import Flower, Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, held, holder, read_server
+from partita.federation.keys import canonical_key
 from partita.federation.state import Requests, State, logger, write_state
 from partita.run import fit
 from partita.telemetry import Event, Row
 
 # Seconds that are waited for an earlier server, which is about to find out that it is not wanted any more.
-HANDOVER = 30.0
+PATIENCE = 30.0
 
 
 class Reporter:
@@ -48,7 +49,8 @@ class Reporter:
             self._sites[work.site] = {"staleness": work.staleness, "accepted": event.accepted, "seconds": work.seconds}
         if not event.replayed:
             names = [self._folder.sites[site] for site in event.sites]
-            self._log.info("fold", extra={"row": {**row, "names": names, "refused": event.refused}})
+            told = {"names": names, "refused": event.refused, "problems": event.problems}
+            self._log.info("fold", extra={"row": {**row, **told}})
         self.write()
 
     def end(self, state: State, reason: str = "") -> None:
@@ -81,35 +83,43 @@ def run(grid: Any, path: Path, attempt: str) -> None:
     """Run, or carry on with the run, in a federation's folder."""
     folder = read_server(path)
     reporter = Reporter(folder, attempt)
+    try:
+        with held(folder.run / "server.lock", PATIENCE):
+            reporter.write()
+            _run(grid, folder, reporter)
+    except Stalled as error:
+        reporter.end("stalled", str(error))
+    except Exception as error:
+        reporter.end("failed", f"{type(error).__name__}: {error}")
+        if not isinstance(error, PartitaError):
+            raise
+    else:
+        reporter.end("finished")
+
+
+def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     server = folder.server
+    keys = {site: canonical_key(folder.public_key(site).read_bytes()) for site in folder.sites}
     engine = Flower(
         grid,
         folder.recipe.greeting,
-        minimum=server.minimum,
+        minimum=0 if folder.has_run else server.minimum,
         timeout=server.timeout,
         patience=server.patience,
         gather=server.gather,
-        compression=server.compression,  # type: ignore[arg-type]
+        compression=server.compression,
+        is_known=lambda node: canonical_key(node.public_key) == keys.get(node.name),
         requests=Requests(folder),
         watch=reporter.watch,
     )
-    try:
-        with held(folder.run / "server.lock", HANDOVER):
-            reporter.write()
-            result = fit(
-                folder.recipe.model,
-                folder.sites,
-                **folder.recipe.settings,
-                engine=engine,
-                limits=folder.limits,
-                run_dir=folder.run,
-                resume=True,
-                callbacks=[reporter],
-            )
-            result.save(folder.result)
-    except Stalled as error:
-        reporter.end("stalled", str(error))
-    except PartitaError as error:
-        reporter.end("failed", f"{type(error).__name__}: {error}")
-    else:
-        reporter.end("finished")
+    result = fit(
+        folder.recipe.model,
+        folder.sites,
+        **folder.recipe.settings,
+        engine=engine,
+        limits=folder.limits,
+        run_dir=folder.run,
+        resume=True,
+        callbacks=[reporter],
+    )
+    result.save(folder.result)

@@ -28,13 +28,22 @@ class Site:
         self._recipe: Recipe | None = None
         self._worker: Worker | None = None
         self._like: Family | None = None
+        # What was wrong last, in words that stay here: they may quote the data.
+        self.problem = ""
 
     def answer(self, kind: Question, request: dict[str, Any]) -> dict[str, Any]:
-        """The payload that was asked for; or what is wrong, for both sides to read."""
+        """The payload that was asked for; or what is wrong, as far as it is the server's business."""
         try:
             return {"payload": self._answer(kind, request)}
+        except InputError as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            return {"error": "its table or its settings cannot be used; its own log says why"}
         except PartitaError as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+            self.problem = f"{type(error).__name__}: {error}"
+            return {"error": self.problem}
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            return {"error": f"{type(error).__name__}; its own log says more"}
 
     def _answer(self, kind: Question, request: dict[str, Any]) -> bytes:
         try:

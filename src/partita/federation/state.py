@@ -42,20 +42,18 @@ def read_state(folder: ServerFolder) -> Row:
         raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing is lost with it") from None
     if serving is None and row["state"] not in ENDED:
         row["state"] = "stopped"
-    barred = _barred(folder)
-    sites = [{**site, "barred": barred.get(site["site"])} for site in row["sites"]]
-    return {**row, "serving": serving is not None, "sites": sites}
+    return {**row, "serving": serving is not None}
 
 
-def _barred(folder: ServerFolder) -> dict[str, str]:
+def barred(folder: ServerFolder) -> dict[str, str]:
     """Who is quarantined or retired, and why, as the journal has it."""
-    barred: dict[int, str] = {}
+    found: dict[int, str] = {}
     for notice in read_notices(folder.run) if folder.has_run else ():
         if notice.kind in ("quarantined", "retired"):
-            barred[notice.site] = f"{notice.kind}: {notice.reason}"
-        elif notice.kind == "readmitted" and not barred.get(notice.site, "").startswith("retired"):
-            barred.pop(notice.site, None)
-    return {folder.sites[site]: words for site, words in barred.items()}
+            found[notice.site] = f"{notice.kind}: {notice.reason}"
+        elif notice.kind == "readmitted" and not found.get(notice.site, "").startswith("retired"):
+            found.pop(notice.site, None)
+    return {folder.sites[site]: words for site, words in found.items()}
 
 
 def request(folder: ServerFolder, site: str, kind: Literal["retired", "readmitted"]) -> Path:
