@@ -4,6 +4,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -22,7 +23,7 @@ import partita as pt
 from partita.errors import CorruptStorage, InputError, RunMismatch, StorageError
 from partita.run import prepared
 from partita.schedules import Asynchronous, Sequential, Synchronous
-from partita.storage import describe, read_arrays, read_history, write_arrays
+from partita.storage import INLINE, describe, read_arrays, read_history, write_arrays
 
 MODEL = pt.models.LogisticRegression(features=2)
 SPEEDS = (50.0, 3.0, 2.0, 1.0)
@@ -665,3 +666,61 @@ def test_nothing_stored_or_sent_can_run_code():
     assert len(sources) > 20
     code = {path: re.sub(r'""".*?"""|#.*?$', "", path.read_text(), flags=re.DOTALL | re.MULTILINE) for path in sources}
     assert [str(path) for path, text in code.items() if FORBIDDEN.search(text)] == []
+
+
+WIDE = pt.models.Network([64, 70, 10])
+
+
+def wide(run_dir, resume=False, rounds=4):
+    X, y = pt.datasets.load("digits")
+    shards = [((X[i:300:3] / 16).astype(np.float32), y[i:300:3]) for i in range(3)]
+    return pt.fit(WIDE, shards, schedule=pt.schedules.Synchronous(rounds=rounds), run_dir=run_dir, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A run whose updates are kept beside the database."""
+    run_dir = tmp_path_factory.mktemp("large")
+    result = wide(run_dir)
+    assert (run_dir / "payloads").stat().st_size > 12 * INLINE
+    return run_dir, result
+
+
+def copied(large, tmp_path):
+    shutil.copytree(large[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_large_updates_come_back_to_the_last_bit_whatever_lies_behind_them(large, tmp_path):
+    run_dir = copied(large, tmp_path)
+    with (run_dir / "payloads").open("ab") as stream:
+        stream.write(b"never acknowledged" * 5000)
+    assert wide(run_dir, resume=True).fingerprint == large[1].fingerprint
+    assert (run_dir / "payloads").stat().st_size == (large[0] / "payloads").stat().st_size
+    assert wide(run_dir, resume=True, rounds=5).fingerprint == wide(tmp_path / "whole", rounds=5).fingerprint
+
+
+def test_large_updates_that_are_not_what_was_written_are_refused(large, tmp_path):
+    run_dir = copied(large, tmp_path)
+    with (run_dir / "payloads").open("r+b") as stream:
+        stream.seek(100_000)
+        byte = stream.read(1)[0]
+        stream.seek(100_000)
+        stream.write(bytes([byte ^ 1]))
+    with pytest.raises(CorruptStorage, match=r"payloads: update 3 \(site 2\) is not what was written"):
+        wide(run_dir, resume=True)
+    os.truncate(run_dir / "payloads", 100_000)
+    with pytest.raises(CorruptStorage, match=r"payloads: has 100000 bytes, and \d+ were acknowledged"):
+        wide(run_dir, resume=True)
+    (run_dir / "payloads").unlink()
+    with pytest.raises(CorruptStorage, match="payloads: has 0 bytes"):
+        wide(run_dir, resume=True)
+
+
+def test_places_where_no_payload_can_be_are_refused(large, tmp_path):
+    for number, column in enumerate(("place = -5", "size = -1")):
+        run_dir = copied(large, tmp_path / str(number))
+        with closing(sqlite3.connect(run_dir / "journal.sqlite")) as connection, connection:
+            connection.execute(f"UPDATE arrivals SET {column} WHERE number = 4")
+        with pytest.raises(CorruptStorage, match="update 4"):
+            wide(run_dir, resume=True)

@@ -28,17 +28,18 @@ from safetensors import numpy as safetensors
 from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
 from partita.ledger import Update
-from partita.messages import Arrival, Notice, content_digest, decoded_update, encoded_update
+from partita.messages import Arrival, Notice, content_digest, decoded_update, encoded_update, largest
 from partita.telemetry import Row, to_json
 
-FORMAT = 1
-# Bytes: a commit writes whole pages, and each of them by itself.
-SMALL_PAGES, LARGE_PAGES = 4096, 65536
+# Of saved results, and of journals.
+FORMAT, JOURNAL_FORMAT = 1, 2
+# Updates of more bytes are kept beside the database, which would write them twice.
+INLINE = 32_768
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE arrivals (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, site INTEGER NOT NULL, version INTEGER NOT NULL,
-    payload BLOB NOT NULL, digest BLOB NOT NULL
+    payload BLOB NOT NULL, place INTEGER, size INTEGER, digest BLOB NOT NULL
 ) STRICT;
 CREATE INDEX by_site ON arrivals (site, version);
 CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
@@ -46,7 +47,10 @@ CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
 
 
 class Journal:
-    """The write-ahead log of one run, in `run_dir/journal.sqlite`. A context manager."""
+    """The write-ahead log of one run, in `run_dir/journal.sqlite`. A context manager.
+
+    Large updates are in `run_dir/payloads`, which is only appended to: on disk before the row that says where they are.
+    """
 
     def __init__(self, run_dir: str | os.PathLike, description: Row, like: Family, resume: bool):
         self.folder = Path(run_dir)
@@ -62,11 +66,15 @@ class Journal:
                         f"{self.folder} holds a run already: resume it (resume=True, --resume), or use another folder"
                     )
                 if not self.path.exists():
-                    _create(self.path, description, LARGE_PAGES if like.nbytes > LARGE_PAGES else SMALL_PAGES)
+                    _create(self.path, description)
                 self._database = _connected(self.path)
                 opened.callback(self._database.close)
+                self._payloads = os.open(self.folder / "payloads", os.O_RDWR | os.O_CREAT, 0o644)
+                opened.callback(os.close, self._payloads)
                 self._check(description)
                 self._check_mark()
+                self._end = self._check_payloads()
+                _synchronised(self.folder)
                 self._rows = {fold for (fold,) in self._database.execute("SELECT fold FROM history")}
             except sqlite3.OperationalError as error:
                 raise StorageError(f"{self.path}: {error}") from error
@@ -104,20 +112,38 @@ class Journal:
         if mark.isdigit() and int(mark) > last:
             raise CorruptStorage(f"{self.path}: update {mark} was acknowledged, and only {last} are there")
 
+    def _check_payloads(self) -> int:
+        """Where the next payload goes. What is behind the last row's was never acknowledged."""
+        (end,) = self._database.execute("SELECT coalesce(max(place + size), 0) FROM arrivals").fetchone()
+        size = os.fstat(self._payloads).st_size
+        if size < end:
+            raise CorruptStorage(f"{self.folder / 'payloads'}: has {size} bytes, and {end} were acknowledged")
+        os.ftruncate(self._payloads, end)
+        return end
+
     def recorded(self) -> Iterator[Arrival]:
         """What was taken, in order, as it is on disk now."""
-        query = "SELECT number, kind, site, version, payload, digest FROM arrivals ORDER BY number"
+        query = "SELECT number, kind, site, version, payload, place, size, digest FROM arrivals ORDER BY number"
         last = 0
         try:
-            for number, kind, site, version, payload, digest in self._database.execute(query):
+            for number, kind, site, version, payload, place, size, digest in self._database.execute(query):
+                if place is not None:
+                    payload = self._read(place, size)
                 if _digest(number, kind, site, version, payload) != digest:
-                    raise CorruptStorage(f"{self.path}: update {number} (site {site}) is not what was written")
+                    where = self.path if place is None else self.folder / "payloads"
+                    raise CorruptStorage(f"{where}: update {number} (site {site}) is not what was written")
                 if number != last + 1:
                     raise CorruptStorage(f"{self.path}: something is missing before update {number} (site {site})")
                 last = number
                 yield self._arrival(number, kind, site, version, payload)
         except sqlite3.DatabaseError as error:
             raise CorruptStorage(f"{self.path}: {error}") from error
+
+    def _read(self, place: int, size: int) -> bytes:
+        """A payload; nothing, where no payload can be."""
+        if not (place >= 0 and 0 <= size <= largest(self._like)):
+            return b""
+        return os.pread(self._payloads, size, place)
 
     def _arrival(self, number: int, kind: Any, site: int, version: int, payload: bytes) -> Arrival:
         try:
@@ -140,13 +166,25 @@ class Journal:
                     else:
                         kind, version, payload = arrival.kind, -1, arrival.reason.encode()
                     key = (number, kind, arrival.site, version)
-                    rows.append((*key, payload, _digest(*key, payload)))
-                self._database.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?)", rows)
+                    rows.append((*key, *self._kept(payload), _digest(*key, payload)))
+                if any(row[5] is not None for row in rows):
+                    os.fdatasync(self._payloads)
+                self._database.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                 reached("before commit")
             os.pwrite(self._lock, b"%20d" % rows[-1][0], 0)
             reached("after commit")
         except (sqlite3.Error, OSError) as error:
             raise StorageError(f"{self.path}: could not write: {error}; it was not acknowledged") from error
+
+    def _kept(self, payload: bytes) -> tuple[bytes, int | None, int | None]:
+        """What the row holds: a payload, or where a large one was written."""
+        if len(payload) <= INLINE:
+            return payload, None, None
+        place, written = self._end, 0
+        while written < len(payload):
+            written += os.pwrite(self._payloads, memoryview(payload)[written:], place + written)
+        self._end += len(payload)
+        return b"", place, len(payload)
 
     def receipt(self, site: int, version: int) -> int | None:
         """The number of the update that answered a task, if there is one."""
@@ -193,27 +231,31 @@ def _selected(run_dir: str | os.PathLike, query: str) -> list[tuple]:
 
 
 def _meta(description: Row) -> dict[str, str]:
-    return {"format": str(FORMAT), **{key: to_json({key: value}) for key, value in description.items()}}
+    return {"format": str(JOURNAL_FORMAT), **{key: to_json({key: value}) for key, value in description.items()}}
 
 
-def _create(path: Path, description: Row, page_size: int) -> None:
+def _create(path: Path, description: Row) -> None:
     """An empty journal, under its name only when it is complete."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     database = sqlite3.connect(new)
     try:
-        database.execute(f"PRAGMA page_size={page_size}")
         database.executescript(SCHEMA)
         with database:
             database.executemany("INSERT INTO meta VALUES (?, ?)", _meta(description).items())
     finally:
         database.close()
     os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _synchronised(path.parent)
+
+
+def _synchronised(folder: Path) -> None:
+    """The names of files in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def _connected(path: Path) -> sqlite3.Connection:
