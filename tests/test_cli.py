@@ -119,7 +119,7 @@ def test_a_csv_file_as_data(tmp_path):
     summary = json.loads(partita("run", "table.toml", "--json", cwd=tmp_path).stdout.splitlines()[-1])
     assert summary["smse"] < 0.01
     (tmp_path / "table.csv").write_text("a,b,goal\n1,2,x\n")
-    assert "table.csv:2: expected 3 numbers" in partita("run", "table.toml", "--out", "other", cwd=tmp_path).stderr
+    assert "table.csv:2: goal is not a number" in partita("run", "table.toml", "--out", "other", cwd=tmp_path).stderr
 
 
 def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(config, tmp_path):

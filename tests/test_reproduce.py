@@ -43,10 +43,9 @@ def test_rows_of_a_study_and_its_second_run(partita, tmp_path):
     # Six rounds, and the free energy of the last posterior.
     assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6, 6]
     assert [row["messages"] for row in rows] == [20, 40, 60, 80, 100, 120, 120]
-    # Down go a cavity, a factor and the prior's scale, and first a start; up goes a change with four numbers.
+    # Down go the posterior and the prior's scale; up goes a message with four numbers.
     density = 2 * 4 * (64 * 50 + 50 + 50 * 10 + 10)
-    down = 10 * (2 * density + 8)
-    size = [number * (down + 10 * (density + 32)) + 10 * density for number in (1, 2, 3, 4, 5, 6, 6)]
+    size = [number * 10 * (density + 8 + density + 32) for number in (1, 2, 3, 4, 5, 6, 6)]
     assert [row["bytes"] for row in rows] == size
     assert all(0 < row["error"] < 1 and row["nll"] > 0 and 0 <= row["ece"] <= 1 for row in rows)
     assert rows[-1]["free_energy"] > rows[1]["free_energy"]
