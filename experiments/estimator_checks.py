@@ -1,4 +1,4 @@
-"""All of scikit-learn's checks on the streaming estimators as they come, and what they say."""
+"""All of scikit-learn's checks on the estimators as they come, and what they say."""
 
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -8,7 +8,13 @@ from partita.runtime import cache_compilation
 
 def main() -> None:
     cache_compilation()
-    for estimator in (pt.StreamingGPRegressor(), pt.StreamingGPClassifier()):
+    estimators = (
+        pt.PartitionedRegressor(),
+        pt.PartitionedClassifier(),
+        pt.StreamingGPRegressor(),
+        pt.StreamingGPClassifier(),
+    )
+    for estimator in estimators:
         found = check_estimator(estimator, on_fail=None, on_skip=None)
         passed = sum(check["status"] == "passed" for check in found)
         print(f"{estimator}: {passed} of {len(found)} checks passed")

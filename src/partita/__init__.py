@@ -30,7 +30,12 @@ if TYPE_CHECKING:
         telemetry,
     )
     from partita.errors import PartitaError
-    from partita.estimators import StreamingGPClassifier, StreamingGPRegressor
+    from partita.estimators import (
+        PartitionedClassifier,
+        PartitionedRegressor,
+        StreamingGPClassifier,
+        StreamingGPRegressor,
+    )
     from partita.hyper import LearnHyper
     from partita.limits import Limits
     from partita.models import Model
@@ -59,6 +64,8 @@ _NAMES = {
     "Limits": "partita.limits",
     "Model": "partita.models",
     "PartitaError": "partita.errors",
+    "PartitionedClassifier": "partita.estimators",
+    "PartitionedRegressor": "partita.estimators",
     "Result": "partita.result",
     "StreamingGPClassifier": "partita.estimators",
     "StreamingGPRegressor": "partita.estimators",
@@ -74,6 +81,8 @@ __all__ = [
     "Limits",
     "Model",
     "PartitaError",
+    "PartitionedClassifier",
+    "PartitionedRegressor",
     "Result",
     "StreamingGPClassifier",
     "StreamingGPRegressor",

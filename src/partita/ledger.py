@@ -127,6 +127,18 @@ class Ledger:
         """Factors of sites that have said nothing."""
         return jax.tree.map(lambda a: np.zeros((self.sites, *np.shape(a)), a.dtype), prior)
 
+    def adopt(self, factors: Sequence[Family]) -> None:
+        """Begin with these factors, rather than with flat ones."""
+        if len(factors) != self.sites:
+            raise InputError(f"factors: expected {self.sites}, one per site, got {len(factors)}")
+        self._store(list(range(self.sites)), stacked(factors))
+        self.posterior = self.recomputed_posterior()
+        self._weakest = None
+        cavities = self._cavities(range(self.sites), self.posterior, self._own(range(self.sites)))
+        if not (is_surely_inside(self.posterior.cone()) and is_surely_inside(cavities.cone())):
+            raise ImproperDensity("factors: with them, the posterior or a cavity is not proper")
+        self._floor = larger(self._floor, rounding_floor(self.posterior.cone()))
+
     def factor(self, site: int) -> Family:
         """t_m."""
         return jax.tree.map(lambda a: a[0].copy(), self._own([site]))

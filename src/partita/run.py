@@ -46,6 +46,7 @@ def fit(
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
     start: Family | None = None,
+    factors: Sequence[Family] | None = None,
     shared: bool = False,
     limits: Limits | None = None,
     run_dir: str | os.PathLike | None = None,
@@ -66,6 +67,7 @@ def fit(
         expectation: how E_q[log p] is computed; chosen by the model if not given.
         hyper: learn hyperparameters by maximum likelihood.
         start: where refinements of the untouched prior start; the model's own choice if not given.
+        factors: one per site to begin with, of an earlier result; flat ones, if not given.
         shared: one factor for all sites, each refining its share of it, so that the ledger does not grow with sites.
         limits: what updates may do before they are held back, refused, or a site is not asked again.
         run_dir: keep every update there, so that the run can be killed and resumed.
@@ -96,6 +98,7 @@ def fit(
         expectation=expectation,
         hyper=hyper,
         start=start,
+        factors=factors,
         shared=shared,
         limits=limits,
         seed=seed,
@@ -119,6 +122,7 @@ def events(
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
     start: Family | None = None,
+    factors: Sequence[Family] | None = None,
     shared: bool = False,
     limits: Limits | None = None,
     seed: int = 0,
@@ -137,6 +141,7 @@ def events(
         expectation=expectation,
         hyper=hyper,
         start=start,
+        factors=factors,
         shared=shared,
         limits=limits,
         seed=seed,
@@ -159,6 +164,7 @@ def prepared(
     expectation: Expectation | None = None,
     hyper: LearnHyper | None = None,
     start: Family | None = None,
+    factors: Sequence[Family] | None = None,
     shared: bool = False,
     limits: Limits | None = None,
     seed: int = 0,
@@ -172,6 +178,8 @@ def prepared(
     chosen, policy = choose_rest(fitting, solver, damping)
     if schedule is not None and schedule.holds > 1 and not chosen.anchored:
         raise InputError(f"schedule: hold is for double loops: {type(chosen).__name__} has none, use MomentMatching")
+    if factors is not None and shared:
+        raise InputError("factors: with shared=True there is one for all sites; leave them out")
     return Run(
         model=model,
         shards=shards,
@@ -182,6 +190,7 @@ def prepared(
         expectation=fitting,
         hyper=hyper,
         start=model.start if start is None else check_like(prior, start=start),
+        factors=None if factors is None else [check_like(prior, proper=False, factors=factor) for factor in factors],
         shared=bool(shared),
         limits=Limits() if limits is None else limits,
         seed=check_seed(seed),
@@ -304,6 +313,7 @@ class Run:
     expectation: Expectation
     hyper: LearnHyper | None
     start: Family | None
+    factors: Sequence[Family] | None
     shared: bool
     limits: Limits
     seed: int
@@ -312,6 +322,10 @@ class Run:
         self.start = None if self.start is None else on_host(self.start)
         kind = SharedLedger if self.shared else Ledger
         self.ledger = kind(prior_of(self.model, self.model.hyper), len(self.shards))
+        if self.factors is not None:
+            # The posterior is not the prior any more: refinements start from it.
+            self.ledger.adopt(on_host(self.factors))
+            self.start = None
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
         # The log-partitions that were computed last, of a posterior and of a prior.
         self._known: dict[str, tuple[Family, float]] = {}
@@ -330,6 +344,7 @@ class Run:
             "expectation": self.expectation,
             "hyper": self.hyper,
             "start": self.start,
+            "factors": self.factors,
             "shared": self.shared,
             "limits": self.limits,
             "seed": self.seed,

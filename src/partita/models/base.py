@@ -244,12 +244,13 @@ def _kept_dtype(array: Any, dtype: np.dtype) -> np.dtype:
     return own if np.issubdtype(own, np.integer) or own == np.bool_ else dtype
 
 
-def check_like(own: Family, /, **given: Family) -> Family:
-    """A proper density over what a model's own prior is over."""
+def check_like(own: Family, /, *, proper: bool = True, **given: Family) -> Family:
+    """A density over what a model's own prior is over."""
     ((name, density),) = given.items()
     shapes = [[np.shape(leaf) for leaf in jax.tree.leaves(part)] for part in (own, density)]
-    if type(density) is not type(own) or shapes[0] != shapes[1] or not density.is_proper():
-        raise InputError(f"{name}: expected a proper {type(own).__name__} with parameters of shapes {shapes[0]}")
+    if type(density) is not type(own) or shapes[0] != shapes[1] or (proper and not density.is_proper()):
+        kind = f"proper {type(own).__name__}" if proper else type(own).__name__
+        raise InputError(f"{name}: expected a {kind} with parameters of shapes {shapes[0]}")
     return density
 
 

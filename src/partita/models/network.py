@@ -26,6 +26,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 Likelihood = Literal["softmax", "gaussian", "bernoulli"]
 
+# Of the parameters, for the spread of predictions.
+DRAWS = 256
+
 
 class Layer(NamedTuple):
     """inputs @ weights + bias."""
@@ -272,6 +275,11 @@ class Network(Predictor):
         heads = f.reshape(*f.shape[:-1], self.heads, f.shape[-1] // self.heads)
         return jax.nn.softmax(heads, axis=-1).reshape(f.shape)
 
+    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+        if self.likelihood != "gaussian":
+            return super().predictive_variance(q, X, hyper)
+        return _spread(self, q, X) + hyper["noise"] ** 2
+
     def predict(self, response: np.ndarray) -> np.ndarray:
         return response if self.likelihood == "gaussian" else response.argmax(axis=-1)
 
@@ -285,3 +293,12 @@ class Network(Predictor):
         heads = response.reshape(len(y), self.heads, -1)
         classes = heads.shape[2]
         return classification(heads[np.arange(len(y)), y // classes], y % classes)
+
+
+@eqx.filter_jit
+def _spread(model: Network, q: Any, X: Array) -> Array:
+    """The variance of what is predicted, over draws of the parameters."""
+    draw = model.draws(q, X)
+    return jnp.var(
+        jax.lax.map(lambda key: model.response(draw(key)), jax.random.split(jax.random.key(1), DRAWS)), axis=0
+    )

@@ -1,0 +1,364 @@
+"""The scikit-learn face of regressions and networks whose data are in several places, or arrive over time."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from partita.damping import Damping
+from partita.errors import InputError
+from partita.families import Family, NormalGamma
+from partita.hyper import LearnHyper
+from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
+from partita.models.linear import LinearPredictor
+from partita.result import Result
+from partita.run import fit as fit_sites
+from partita.run import partial_fit as fit_batch
+from partita.schedules import Schedule, Synchronous
+from partita.solvers import Solver
+
+
+class Part(NamedTuple):
+    """A site, or a batch of a stream."""
+
+    name: Any
+    rows: int
+    weight: float
+
+
+class _Partitioned(BaseEstimator):
+    """What regression and classification share."""
+
+    result_: Result
+    _parts: list[Part]
+    _data: list[Any] | None
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        *,
+        prior_scale: float = 1.0,
+        posterior: Literal["full", "mean-field"] = "full",
+        schedule: Schedule | None = None,
+        solver: Solver | None = None,
+        damping: float | str | Damping = "auto",
+        standardise: bool = True,
+        random_state: int = 0,
+    ):
+        self.hidden = hidden
+        self.prior_scale = prior_scale
+        self.posterior = posterior
+        self.schedule = schedule
+        self.solver = solver
+        self.damping = damping
+        self.standardise = standardise
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
+        """One posterior from all sites; rows with the same entry of `groups` are at the same one."""
+        X, y = self._checked(X, y, first=True)
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        names = np.zeros(len(X), int) if groups is None else np.asarray(groups)
+        if names.shape != (len(X),):
+            raise InputError(f"groups: expected one entry per row, {len(X)}, got shape {names.shape}")
+        self._scale(X, y, weights)
+        used = weights > 0
+        rows = {name: np.flatnonzero((names == name) & used) for name in np.unique(names[used])}
+        self._parts = [Part(name, len(part), float(weights[part].sum())) for name, part in rows.items()]
+        # Kept for `forget`, and nowhere written: the others refine their factors.
+        self._data = [(self._inputs(X[part]), self._targets(y[part]), weights[part]) for part in rows.values()]
+        self.result_ = self._fitted(self._data)
+        return self
+
+    def _fitted(self, shards: Sequence[Any], factors: Sequence[Family] | None = None) -> Result:
+        return fit_sites(
+            self._model,
+            shards,
+            schedule=Synchronous(rounds=100) if self.schedule is None else self.schedule,
+            solver=self.solver,
+            damping=self.damping,
+            hyper=self._hyper,
+            factors=factors,
+            seed=self._seed,
+        )
+
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, **more: Any) -> tuple[Any, Any, Any]:
+        first = not hasattr(self, "result_")
+        X, y = self._checked(X, y, first=first, **more)
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if first:
+            self._scale(X, y, weights)
+            self._parts = []
+        return X, y, weights
+
+    def _absorbed(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
+        """A new batch is a new factor: the posterior becomes the prior, and the batch is not kept."""
+        used = weights > 0
+        shard = (self._inputs(X[used]), self._targets(y[used]), weights[used])
+        state = self.result_ if hasattr(self, "result_") else self._model
+        schedule = Synchronous(rounds=100) if self.schedule is None else self.schedule
+        self.result_ = fit_batch(state, shard, solver=self.solver, schedule=schedule, seed=self._seed)
+        self._parts = [*self._parts, Part(len(self._parts), int(used.sum()), float(weights.sum()))]
+        self._data = None
+        return self
+
+    @property
+    def _seed(self) -> int:
+        return 0 if self.random_state is None else int(self.random_state)
+
+    @property
+    def _hyper(self) -> LearnHyper | None:
+        return None
+
+    def _scale(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
+        """Units in which columns have mean 0 and deviation 1; a stream keeps those of its first batch."""
+        if not weights.any():
+            raise InputError("sample_weight: all are zero")
+        mean = np.average(X, axis=0, weights=weights)
+        deviation = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))
+        varies = (deviation > 1e-12 * np.abs(mean)) & bool(self.standardise)
+        self._mean = mean if self.standardise else np.zeros_like(mean)
+        self._deviation = np.where(varies, deviation, 1.0)
+
+    def _inputs(self, X: np.ndarray) -> np.ndarray:
+        return (X - self._mean) / self._deviation
+
+    @property
+    def log_evidence_(self) -> float:
+        """A lower bound of log p(y): of all sites, or of the whole stream."""
+        check_is_fitted(self, "result_")
+        return self.result_.log_evidence
+
+    @property
+    def history_(self) -> list[dict[str, Any]]:
+        """One row per fold."""
+        check_is_fitted(self, "result_")
+        return self.result_.history
+
+    @property
+    def sites_(self) -> list[dict[str, Any]]:
+        """How much each site, or batch, contributed: its rows, and how far the posterior would be without it, in nats.
+
+        That is KL(posterior ‖ posterior / factor); nan where the others alone say nothing proper.
+        """
+        check_is_fitted(self, "result_")
+        found = []
+        for part, factor in zip(self._parts, self.result_.factors, strict=True):
+            without = self.result_.posterior / factor
+            nats = float(self.result_.posterior.kl(without)) if without.is_proper() else np.nan
+            found.append({"site": part.name, "rows": part.rows, "nats": nats})
+        return found
+
+    def forget(self, site: Any) -> Self:
+        """Divide a site's factor out, and let the others refine theirs.
+
+        The others' data have to be at hand: after `partial_fit`, or for an estimator that was saved, factors are only
+        divided out, and what others learnt from the one that is forgotten stays in theirs.
+        """
+        check_is_fitted(self, "result_")
+        names = [part.name for part in self._parts]
+        if site not in names:
+            raise InputError(f"site {site!r}: there are {', '.join(map(str, names))}")
+        rest = [number for number, name in enumerate(names) if name != site]
+        if not rest:
+            raise InputError(f"site {site!r}: is the only one: nothing would be left")
+        factors = [self.result_.factors[number] for number in rest]
+        self._parts = [self._parts[number] for number in rest]
+        if self._data is not None:
+            self._data = [self._data[number] for number in rest]
+            self.result_ = self._fitted(self._data, factors)
+            return self
+        warnings.warn("forget: without their data, the others are not refined", stacklevel=2)
+        posterior = reduce(lambda a, b: a * b, factors, self.result_.prior)
+        if not posterior.is_proper():
+            raise InputError(f"site {site!r}: without it the posterior is not proper")
+        probs = tuple(self.result_.expected_log_probs[number] for number in rest)
+        self.result_ = replace(
+            self.result_,
+            posterior=posterior,
+            factors=tuple(factors),
+            log_evidence=float("nan"),
+            expected_log_probs=probs,
+        )
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Data do not go where an estimator goes."""
+        return {**super().__getstate__(), "_data": None} if hasattr(self, "result_") else super().__getstate__()
+
+    # What linear models say about their coefficients, in the units of the data.
+
+    def _coefficients(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Means and covariances of (coefficients, intercept), one block per output; and degrees of freedom."""
+        check_is_fitted(self, "result_")
+        model: Any = self.result_.model
+        if not isinstance(model, LinearPredictor):
+            raise AttributeError("coefficients: a network has none: use predict")
+        posterior: Any = self.result_.posterior
+        outputs, columns = model.outputs, model.columns
+        mean = np.asarray(posterior.location).reshape(outputs, columns)
+        if isinstance(posterior, NormalGamma):
+            freedom = 2 * float(posterior.shape)
+            covariance = np.linalg.inv(posterior.precision) * float(posterior.rate) / float(posterior.shape)
+        else:
+            freedom = np.inf
+            precision = np.asarray(posterior.precision)
+            covariance = np.diag(1 / precision.ravel()) if self.posterior == "mean-field" else np.linalg.inv(precision)
+        blocks = covariance.reshape(outputs, columns, outputs, columns)
+        covariances = np.stack([blocks[i, :, i, :] for i in range(outputs)])
+        T = np.zeros((columns, columns))
+        T[:-1, :-1] = np.diag(1 / self._deviation)
+        T[-1, :-1] = -self._mean / self._deviation
+        T[-1, -1] = 1.0
+        return mean @ T.T, T @ covariances @ T.T, freedom
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """Posterior means of the coefficients, in the units of the data."""
+        mean = self._coefficients()[0][:, :-1]
+        return mean if isinstance(self, ClassifierMixin) else mean[0]
+
+    @property
+    def intercept_(self) -> Any:
+        mean = self._coefficients()[0][:, -1]
+        return mean if isinstance(self, ClassifierMixin) else float(mean[0])
+
+    def intervals(self, level: float = 0.95) -> np.ndarray:
+        """Between which values each coefficient is believed to be: shaped as `coef_`, with a last axis of two."""
+        if not 0 < level < 1:
+            raise InputError(f"level: expected a number between 0 and 1, got {level}")
+        mean, covariance, freedom = self._coefficients()
+        quantile = ndtri(0.5 + level / 2) if np.isinf(freedom) else stdtrit(freedom, 0.5 + level / 2)
+        half = quantile * np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))[:, :-1]
+        found = np.stack([mean[:, :-1] - half, mean[:, :-1] + half], axis=-1)
+        return found if isinstance(self, ClassifierMixin) else found[0]
+
+
+class PartitionedClassifier(ClassifierMixin, _Partitioned):
+    """Bayesian logistic or softmax regression, or a network, from data at several sites or from a stream.
+
+    `fit(X, y, groups=site)` finds one posterior without ever looking at the rows of two sites together;
+    `partial_fit(X, y)` takes a batch and keeps nothing of it but a factor.
+
+    Args:
+        hidden: sizes of hidden layers; none: a linear model.
+        prior_scale: standard deviation of the weights under the prior, for standardised inputs.
+        posterior: "full" covariances of a linear model's weights, or "mean-field"; networks are mean-field.
+        schedule: who works next; by default a hundred synchronous rounds.
+        solver: how a site refines its factor; chosen for the model, if not given.
+        damping: the share of a proposed change that is taken.
+        standardise: inputs, by their means and deviations; a stream keeps those of its first batch.
+        random_state: with the same one, the same result.
+    """
+
+    classes_: np.ndarray
+
+    def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        check_classification_targets(y)
+        if first:
+            self.classes_ = np.unique(y) if classes is None else np.unique(classes)
+            if len(self.classes_) < 2:
+                raise InputError("y: expected at least 2 classes, got 1 class")
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise InputError(f"y: class {unknown[0]} is new: give all classes to the first partial_fit")
+        return X, np.searchsorted(self.classes_, y)
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        return y
+
+    @property
+    def _model(self) -> AbstractModel:
+        classes, features = len(self.classes_), self.n_features_in_
+        if self.hidden is not None:
+            return Network([features, *self.hidden, classes], prior_scale=self.prior_scale)
+        if classes == 2:
+            return LogisticRegression(features=features, prior_scale=self.prior_scale, posterior=self.posterior)
+        return SoftmaxRegression(
+            features=features, classes=classes, prior_scale=self.prior_scale, posterior=self.posterior
+        )
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """One more batch; `classes` have to be given with the first, if that does not have them all."""
+        return self._absorbed(*self._begin_stream(X, y, sample_weight, classes=classes))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, averaged over the posterior."""
+        check_is_fitted(self, "result_")
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        return self.result_.predict_proba(self._inputs(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]
+
+
+class PartitionedRegressor(RegressorMixin, _Partitioned):
+    """Bayesian linear regression, or a network, from data at several sites or from a stream.
+
+    A linear model's noise is a parameter too, so predictions follow a Student t; a network's is learnt as a number.
+    Targets are standardised as inputs are. See `PartitionedClassifier` for the arguments.
+    """
+
+    def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
+        return validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=True)
+
+    def _scale(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
+        super()._scale(X, y, weights)
+        self._centre, self._unit = 0.0, 1.0
+        if self.standardise:
+            self._centre = float(np.average(y, weights=weights))
+            deviation = float(np.sqrt(np.average((y - self._centre) ** 2, weights=weights)))
+            self._unit = deviation if deviation > 1e-12 * abs(self._centre) else 1.0
+
+    def _targets(self, y: np.ndarray) -> np.ndarray:
+        return (y - self._centre) / self._unit
+
+    @property
+    def _model(self) -> AbstractModel:
+        if self.hidden is not None:
+            sizes = [self.n_features_in_, *self.hidden, 1]
+            return Network(sizes, likelihood="gaussian", noise=0.5, prior_scale=self.prior_scale)
+        # Only a full posterior has the noise as a parameter; otherwise it is learnt as a number.
+        noise = None if self.posterior == "full" else 0.5
+        return LinearRegression(
+            features=self.n_features_in_, noise=noise, prior_scale=self.prior_scale, posterior=self.posterior
+        )
+
+    @property
+    def _hyper(self) -> LearnHyper | None:
+        return None if self._model.hyper.get("noise") is None else LearnHyper(names=("noise",))
+
+    def _coefficients(self) -> tuple[np.ndarray, np.ndarray, float]:
+        mean, covariance, freedom = super()._coefficients()
+        mean, covariance = self._unit * mean, self._unit**2 * covariance
+        mean[:, -1] += self._centre
+        return mean, covariance, freedom
+
+    @property
+    def log_evidence_(self) -> float:
+        """A lower bound of log p(y): of all sites, or of the whole stream."""
+        check_is_fitted(self, "result_")
+        return self.result_.log_evidence - sum(part.weight for part in self._parts) * np.log(self._unit)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """One more batch."""
+        return self._absorbed(*self._begin_stream(X, y, sample_weight))
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The expected target; with the standard deviation of a new observation, noise included, if asked."""
+        check_is_fitted(self, "result_")
+        X = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
+        mean = self._centre + self._unit * np.ravel(self.result_.predict(X))
+        if not return_std:
+            return mean
+        return mean, self._unit * np.ravel(self.result_.predict(X, return_std=True)[1])

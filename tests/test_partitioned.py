@@ -1,0 +1,153 @@
+"""The scikit-learn face of data at several sites: its own checks, exact algebra, and what a user would try."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import partita as pt
+from partita.errors import ImproperDensity, InputError
+
+CANCER = load_breast_cancer(return_X_y=True)
+CANCER = (CANCER[0][:, :6], CANCER[1])
+SITES = np.array(["north", "south", "east"])[np.arange(len(CANCER[1])) % 3]
+DIABETES = load_diabetes(return_X_y=True)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([pt.PartitionedRegressor(), pt.PartitionedClassifier()])
+def test_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return pt.PartitionedClassifier().fit(*CANCER, groups=SITES)
+
+
+def test_sites_give_what_pooled_data_give(fitted):
+    pooled = pt.PartitionedClassifier().fit(*CANCER)
+    np.testing.assert_allclose(fitted.coef_, pooled.coef_, rtol=1e-5)
+    np.testing.assert_allclose(fitted.intervals(), pooled.intervals(), rtol=1e-5)
+    assert fitted.log_evidence_ == pytest.approx(pooled.log_evidence_, abs=1e-6)
+    assert fitted.score(*CANCER) > 0.9
+    assert [site["site"] for site in fitted.sites_] == ["east", "north", "south"]
+    assert all(site["rows"] > 180 and site["nats"] > 0 for site in fitted.sites_)
+    assert fitted.history_[-1]["messages"] == 600
+
+
+def test_forgetting_a_site_is_not_having_had_it():
+    X, y = (CANCER[0] - CANCER[0].mean(axis=0)) / CANCER[0].std(axis=0), CANCER[1]
+    settings = {"standardise": False}
+    model = pt.PartitionedClassifier(**settings).fit(X, y, groups=SITES).forget("east")
+    keep = SITES != "east"
+    without = pt.PartitionedClassifier(**settings).fit(X[keep], y[keep], groups=SITES[keep])
+    wide = without.intervals()[..., 1] - without.intervals()[..., 0]
+    assert np.max(np.abs(model.coef_ - without.coef_) / wide) < 1e-5
+    assert model.log_evidence_ == pytest.approx(without.log_evidence_, abs=1e-6)
+    assert [site["site"] for site in model.sites_] == ["north", "south"]
+    with pytest.raises(InputError, match="site 'east': there are north, south"):
+        model.forget("east")
+    with pytest.raises(InputError, match="is the only one"):
+        model.forget("north").forget("south")
+
+
+def test_linear_regression_is_exact():
+    """Normal-gamma by hand, in the units of the data."""
+    X, y = 10 * DIABETES[0][:200, :4], (DIABETES[1][:200] - 150) / 80
+    model = pt.PartitionedRegressor(standardise=False).fit(X, y, groups=np.arange(200) % 4)
+    A = np.column_stack([X, np.ones(200)])
+    prior = np.diag([1.0, 1.0, 1.0, 1.0, 0.01])
+    precision = prior + A.T @ A
+    location = np.linalg.solve(precision, A.T @ y)
+    shape, rate = 1 + 100, 1 + 0.5 * (y @ y - location @ precision @ location)
+    np.testing.assert_allclose(model.coef_, location[:-1], rtol=1e-8)
+    assert model.intercept_ == pytest.approx(location[-1], rel=1e-8)
+    scale = np.sqrt(rate / shape * np.diag(np.linalg.inv(precision)))
+    low, high = stats.t.interval(0.9, 2 * shape, location, scale)
+    np.testing.assert_allclose(model.intervals(0.9), np.column_stack([low, high])[:-1], rtol=1e-8)
+    marginal = stats.multivariate_t.logpdf(y, None, rate_of(A, prior), 2)
+    assert model.log_evidence_ == pytest.approx(marginal, abs=1e-6)
+
+
+def rate_of(A, prior):
+    """y | τ has variance (1 + A prior⁻¹ Aᵀ) / τ with τ ~ Gamma(1, 1): a Student t with two degrees of freedom."""
+    return np.eye(len(A)) + A @ np.linalg.inv(prior) @ A.T
+
+
+def test_units_do_not_matter():
+    X, y = DIABETES
+    model = pt.PartitionedRegressor().fit(X, y, groups=np.arange(len(y)) % 3)
+    other = pt.PartitionedRegressor().fit(100 * X + 5, 7 * y - 3, groups=np.arange(len(y)) % 3)
+    np.testing.assert_allclose(other.coef_, 0.07 * model.coef_, rtol=1e-6)
+    np.testing.assert_allclose(other.predict(100 * X + 5), 7 * model.predict(X) - 3, rtol=1e-8)
+    assert other.log_evidence_ == pytest.approx(model.log_evidence_ - len(y) * np.log(7), abs=1e-5)
+    mean, std = model.predict(X, return_std=True)
+    assert 0.92 < np.mean(np.abs(y - mean) < 1.96 * std) < 0.98
+
+
+def test_a_stream_of_batches_is_the_same_and_keeps_no_data():
+    X, y = DIABETES
+    stream = pt.PartitionedRegressor(standardise=False)
+    for part in np.array_split(np.arange(len(y)), 4):
+        stream.partial_fit(10 * X[part], y[part] / 80)
+    whole = pt.PartitionedRegressor(standardise=False).fit(10 * X, y / 80)
+    np.testing.assert_allclose(stream.coef_, whole.coef_, rtol=1e-6)
+    assert stream.log_evidence_ == pytest.approx(whole.log_evidence_, abs=1e-6)
+    assert stream._data is None
+    with pytest.warns(UserWarning, match="without their data"):
+        stream.forget(3)
+    first = np.concatenate(np.array_split(np.arange(len(y)), 4)[:3])
+    rest = pt.PartitionedRegressor(standardise=False).fit(10 * X[first], y[first] / 80)
+    np.testing.assert_allclose(stream.coef_, rest.coef_, rtol=1e-6)
+
+
+def test_classes_of_a_stream_are_said_at_its_beginning():
+    X, y = load_iris(return_X_y=True)
+    model = pt.PartitionedClassifier(posterior="mean-field", schedule=pt.schedules.Synchronous(rounds=10))
+    order = np.argsort(np.arange(150) % 10, kind="stable")
+    model.partial_fit(X[order[:90]], y[order[:90]], classes=[0, 1, 2])
+    model.partial_fit(X[order[90:]], y[order[90:]])
+    assert model.coef_.shape == (3, 4)
+    assert model.score(X, y) > 0.8
+    with pytest.raises(InputError, match="class 7 is new"):
+        model.partial_fit(X[:2], [7, 0])
+
+
+def test_networks_predict_with_uncertainty():
+    X, y = DIABETES
+    model = pt.PartitionedRegressor(hidden=(5,), schedule=pt.schedules.Synchronous(rounds=30))
+    mean, std = model.fit(X[:400], y[:400], groups=np.arange(400) % 2).predict(X[400:], return_std=True)
+    assert np.mean(np.abs(y[400:] - mean) < 1.96 * std) > 0.85
+    assert np.std(std) > 0
+    with pytest.raises(AttributeError, match="a network has none"):
+        _ = model.coef_
+
+
+def test_pipelines_clones_and_pickles(fitted):
+    pipeline = make_pipeline(MinMaxScaler(), clone(fitted))
+    assert cross_val_score(pipeline, *CANCER, cv=3).mean() > 0.9
+    again = pickle.loads(pickle.dumps(fitted))
+    assert again._data is None
+    np.testing.assert_array_equal(again.predict_proba(CANCER[0]), fitted.predict_proba(CANCER[0]))
+
+
+def test_bad_input(fitted):
+    with pytest.raises(InputError, match="groups: expected one entry per row, 569"):
+        pt.PartitionedClassifier().fit(*CANCER, groups=[1, 2])
+    with pytest.raises(InputError, match="level"):
+        fitted.intervals(2)
+    factors = fitted.result_.factors
+    with pytest.raises(InputError, match="factors: expected 2, one per site, got 3"):
+        pt.fit(fitted.result_.model, [CANCER] * 2, factors=factors)
+    with pytest.raises(ImproperDensity, match="factors"):
+        pt.fit(fitted.result_.model, [CANCER] * 3, factors=[factor**-5.0 for factor in factors])
+    with pytest.raises(InputError, match="factors: expected a Gaussian"):
+        pt.fit(fitted.result_.model, [CANCER], factors=[pt.families.MeanField(np.zeros(7), np.ones(7))])
