@@ -144,7 +144,11 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         energy = "" if event.free_energy is None else f"free energy {event.free_energy:.2f}"
-        self._bar.update(self._task, total=event.total, completed=event.version, note=energy)
+        self.show(event.version, event.total, energy)
+
+    def show(self, done: int, total: int | None, note: str, label: str | None = None) -> None:
+        """How far it is, in whatever words."""
+        self._bar.update(self._task, description=label or self.label, total=total, completed=done, note=note)
 
 
 def to_json(row: Row) -> str:

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita.errors import MalformedUpdate
 from partita.expectations import Expectation
 from partita.families import Family, inner
 from partita.free_energy import LocalProblem
 from partita.ledger import Task, Update, stacked
-from partita.messages import Arrival, content_digest
+from partita.messages import Arrival, Notice, content_digest, decoded_update
 from partita.models import AbstractModel, Hyper
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, padded_together
@@ -235,6 +236,15 @@ def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
         )
         for i, answer in enumerate(answers)
     ]
+
+
+def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
+    """What came over a wire for a task: an update, or word that its site sends what cannot be read."""
+    try:
+        (update,) = completed([task], [decoded_update(task.site, task.version, payload, like)])
+    except MalformedUpdate as error:
+        return Notice(task.site, "quarantined", str(error))
+    return replace(update, finished_at=at)
 
 
 def _as_stack(families: Sequence[Family]) -> Family:

@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
 
 from partita.checks import check_one_of, check_positive, is_whole
-from partita.engines.base import Job, completed
-from partita.errors import EngineError, InputError, MalformedUpdate, Stalled
+from partita.engines.base import Job, read_answer
+from partita.errors import EngineError, InputError, Stalled
 from partita.families import Family
 from partita.ledger import Task
-from partita.messages import Arrival, Compression, Notice, decoded_update, encoded_question, encoded_task, largest
+from partita.messages import Arrival, Compression, Notice, encoded_question, encoded_task, largest
 from partita.models import Hyper, prior_of
 from partita.wire import RECORD, Question
 
@@ -249,7 +249,8 @@ class Flower:
         if asked.kind == "refine":
             assert asked.task is not None
             peer.updates += 1
-            self._notices.append(self._update(asked.task, payload))
+            at = time.monotonic() - self._opened
+            self._notices.append(read_answer(asked.task, payload, self._like, at))
             return
         number = _number(payload)
         if asked.kind == "evaluate":
@@ -261,13 +262,6 @@ class Flower:
                 self._notices.append(Notice(asked.site, "back"))
         else:
             self._failed(asked, "what it said of itself cannot be read")
-
-    def _update(self, task: Task, payload: bytes) -> Arrival:
-        try:
-            (update,) = completed([task], [decoded_update(task.site, task.version, payload, self._like)])
-        except MalformedUpdate as error:
-            return Notice(task.site, "quarantined", str(error))
-        return replace(update, finished_at=time.monotonic() - self._opened)
 
     def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
         self._evaluated = {}

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -11,8 +11,8 @@ from typing import Any, get_args
 import numpy as np
 
 from partita.checks import check_count, check_not_negative, check_one_of, check_positive
-from partita.engines.base import Job, Worker, completed, loaded, shard_digest
-from partita.errors import EngineError, MalformedUpdate, PartitaError, Stalled
+from partita.engines.base import Job, Worker, loaded, read_answer, shard_digest
+from partita.errors import EngineError, PartitaError, Stalled
 from partita.families import Family
 from partita.ledger import Task
 from partita.messages import (
@@ -21,7 +21,6 @@ from partita.messages import (
     Notice,
     decoded_question,
     decoded_task,
-    decoded_update,
     encoded_question,
     encoded_task,
     encoded_update,
@@ -221,15 +220,9 @@ class Ray:
                 continue
             except self._ray.exceptions.RayError as error:
                 raise _own_error(error) from error
-            arrivals += [self._update(call.tasks[site], payload) for site, payload in answers]
+            at = time.monotonic() - self._opened
+            arrivals += [read_answer(call.tasks[site], payload, self._like, at) for site, payload in answers]
         return arrivals
-
-    def _update(self, task: Task, payload: bytes) -> Arrival:
-        try:
-            (update,) = completed([task], [decoded_update(task.site, task.version, payload, self._like)])
-        except MalformedUpdate as error:
-            return Notice(task.site, "quarantined", str(error))
-        return replace(update, finished_at=time.monotonic() - self._opened)
 
     def _check_time(self) -> None:
         now = time.monotonic()

@@ -95,32 +95,30 @@ class Watch:
     """A progress bar, or a JSON object per change."""
 
     def __init__(self, json: bool):
-        self._json = json
+        from partita.telemetry import Progress
+
+        self._bar = None if json else Progress("starting")
         self._last: Any = None
 
     def __enter__(self) -> "Watch":
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(),
-                   TextColumn("{task.fields[note]}"), TimeElapsedColumn())  # fmt: skip
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=self._json)
-        self._bar.start()
-        self._task = self._bar.add_task("starting", total=None, note="")
+        if self._bar is not None:
+            self._bar.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*error)
 
     def __call__(self, state: dict[str, Any]) -> None:
         from partita.telemetry import to_json
 
         ready = [site["site"] for site in state["sites"] if site["ready"]]
         note = f"{len(ready)} of {len(state['sites'])} sites are ready"
-        done, total = state.get("version", 0), state.get("total")
-        self._bar.update(self._task, description=state["state"], completed=done, total=total, note=note)
+        done = state.get("version", 0)
         change = (state["state"], done, tuple(ready))
-        if self._json and change != self._last:
+        if self._bar is not None:
+            self._bar.show(done, state.get("total"), note, state["state"])
+        elif change != self._last:
             typer.echo(to_json({"event": "state", **state}))
             sys.stdout.flush()
         self._last = change

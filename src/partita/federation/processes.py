@@ -320,6 +320,7 @@ def run_site(path: Path, say: Callable[[str], None]) -> None:
                 say("refused, trying again" if NOT_ACTIVATED in words else "could not connect, trying again")
                 if _pause(10.0, is_asked_to_end):
                     return
+                # Raises, if another server is there now.
                 _is_up(settings.server, settings.certificate)
                 began = time.monotonic()
                 children.again("supernode")

@@ -25,7 +25,6 @@ class Site:
     def __init__(self, folder: Path):
         self.folder = folder
         self._known: tuple[Any, ...] = ()
-        self._recipe: Recipe | None = None
         self._worker: Worker | None = None
         self._like: Family | None = None
         # What was wrong last, in words that stay here: they may quote the data.

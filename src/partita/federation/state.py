@@ -24,10 +24,15 @@ LOG_BYTES = 10_000_000
 
 def write_state(folder: ServerFolder, row: Row) -> None:
     """Whole or not at all; it is rewritten every few seconds, and nothing is lost with it."""
-    folder.run.mkdir(parents=True, exist_ok=True)
-    new = folder.run / ".state.json"
-    new.write_text(to_json({"time": time.time(), **row}), encoding="utf-8")
-    os.replace(new, folder.run / "state.json")
+    _replaced(folder.run / "state.json", to_json({"time": time.time(), **row}))
+
+
+def _replaced(path: Path, text: str) -> None:
+    """The file has this text, or what it had before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
 
 
 def read_state(folder: ServerFolder) -> Row:
@@ -60,12 +65,9 @@ def request(folder: ServerFolder, site: str, kind: Literal["retired", "readmitte
     """Ask the server for something that concerns a site; it is read when the server runs."""
     if site not in folder.sites:
         raise InputError(f"site {site!r}: there are {', '.join(folder.sites)}")
-    folder.requests.mkdir(parents=True, exist_ok=True)
     path = folder.requests / f"{time.time_ns():020d}-{uuid.uuid4().hex}.json"
-    new = path.with_suffix(".new")
     try:
-        new.write_text(json.dumps({"site": site, "kind": kind}), encoding="utf-8")
-        os.replace(new, path)
+        _replaced(path, json.dumps({"site": site, "kind": kind}))
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}") from None
     return path
