@@ -325,6 +325,25 @@ At the server: look through `federation.toml`, then
 
 The posterior is `run/result.safetensors`: `partita.load` reads it.
 
+`partita serve` and `partita site` start, watch and restart Flower's own commands. To run those yourself, from this
+folder, tell Flower where the server is, in `$FLWR_HOME/config.toml`:
+
+    [superlink.federation]
+    address = "HOST:PORT"
+    root-certificates = "/path/to/this/folder/keys/ca.crt"
+
+and then, each in a terminal of its own:
+
+    flower-superlink --host HOST --port PORT --database superlink.db --ssl-certfile keys/server.pem \\
+        --ssl-keyfile keys/server.key --ssl-ca-certfile keys/ca.crt --enable-supernode-auth --isolation process \\
+        --superexec-auth-secret-file keys/secret --disable-runtime-dependency-installation
+    flower-superexec --runtime-api-address HOST:PORT --root-certificates keys/ca.crt \\
+        --superexec-auth-secret-file keys/secret
+    flwr supernode register sites/NAME.pub federation --name NAME                       # for every site
+    flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key site.key \\
+        --node-config 'folder="/path/to/the/site"'                                      # at every site, in its folder
+    flwr run app federation --run-config 'folder="/path/to/this/folder"'
+
 What is safe and what is not. Connections are encrypted, and the server knows every site by its key. Whoever holds
 `ca.crt` and can reach the server's port can start runs on it, as with Flower in general: let only the sites reach it.
 Whoever runs the server can send code to sites, as with Flower in general. Factors tell about data: a federation is not

@@ -30,7 +30,8 @@ class Reporter:
 
     def watch(self, peers: Sequence[Peer]) -> None:
         """Called by the engine at every look."""
-        if holder(self._folder.run / "serve.lock") is None:
+        # Without an attempt, somebody has started Flower's commands by hand.
+        if self._attempt and holder(self._folder.run / "serve.lock") is None:
             raise EngineError("`partita serve` is not there any more")
         self._peers = peers
         for peer in peers:
