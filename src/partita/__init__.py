@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from partita.hyper import LearnHyper
     from partita.limits import Limits
-    from partita.models import Model
+    from partita.models import Model, from_numpyro
     from partita.result import Result, load
     from partita.run import events, evidence, fit, partial_fit
 
@@ -72,6 +72,7 @@ _NAMES = {
     "events": "partita.run",
     "evidence": "partita.run",
     "fit": "partita.run",
+    "from_numpyro": "partita.models",
     "load": "partita.result",
     "partial_fit": "partita.run",
 }
@@ -96,6 +97,7 @@ __all__ = [
     "expectations",
     "families",
     "fit",
+    "from_numpyro",
     "gp",
     "hyper",
     "load",

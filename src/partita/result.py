@@ -52,7 +52,7 @@ class Result:
     def sample(self, key: Any, number: int) -> Any:
         """`number` draws of the parameters; `key` is a JAX key or a whole number."""
         key = jax.random.key(key) if isinstance(key, int | np.integer) else key
-        return self.posterior.sample(key, (number,))
+        return self.model.named(self.posterior.sample(key, (number,)))
 
     def cavity(self, site: int) -> Family:
         """What all the other sites believe: prior × ∏ of their factors."""

@@ -173,6 +173,7 @@ def prepared(
     check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
     check_kinds(hyper=(hyper, LearnHyper), limits=(limits, Limits))
     check_sites(model, shards)
+    model, shards = model.opened(shards)
     prior = prior_of(model, model.hyper)
     fitting = choose(model, prior, expectation)
     chosen, policy = choose_rest(fitting, solver, damping)
@@ -246,6 +247,8 @@ def evidence(
     seed: int = 0,
 ) -> float:
     """The global free energy of any posterior: a lower bound of log p(y), and equal to it where q is exact."""
+    check_sites(model, shards)
+    model, shards = model.opened(shards)
     hyper = dict(model.hyper) if hyper is None else hyper
     prior = prior_of(model, hyper)
     check_like(prior, posterior=posterior)
@@ -261,8 +264,8 @@ def choose_rest(expectation: Expectation, solver: Solver | None, damping: Any) -
     Messages that are directions, not destinations, come one per round, and are for an optimiser at the server.
     """
     if solver is None:
-        solver = FixedPoint(step_size=1.0) if expectation.has_message else FixedPoint()
-    one_message = expectation.has_message and isinstance(solver, FixedPoint) and solver.steps == 1
+        solver = FixedPoint(step_size=1.0) if expectation.is_direction else FixedPoint()
+    one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
     return solver, Optimiser() if damping == "auto" and one_message else as_damping(damping)
 
 

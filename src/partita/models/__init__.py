@@ -14,6 +14,7 @@ from partita.models.linear import (
 )
 from partita.models.mixture import GaussianMixture
 from partita.models.network import Network
+from partita.models.programs import NumPyroModel, from_numpyro
 from partita.models.topics import LatentDirichletAllocation
 
 REGISTRY: dict[str, type[AbstractModel]] = {
@@ -39,6 +40,7 @@ __all__ = [
     "LogisticRegression",
     "Model",
     "Network",
+    "NumPyroModel",
     "PoissonFactorisation",
     "PoissonRegression",
     "Predictor",
@@ -47,5 +49,6 @@ __all__ = [
     "SoftmaxRegression",
     "Weighted",
     "check_like",
+    "from_numpyro",
     "prior_of",
 ]

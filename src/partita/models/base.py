@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
@@ -32,11 +32,12 @@ class AbstractModel(eqx.Module):
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
     # there are any, so that a whole step never lowers the free energy, and is exact without them;
     # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
-    # layers.
+    # layers; whether it has a Hessian, over a vector of parameters.
     closed_form: ClassVar[bool] = False
     conjugate: ClassVar[bool] = False
     projected: ClassVar[bool] = False
     layered: ClassVar[bool] = False
+    smooth: ClassVar[bool] = False
 
     outputs: ClassVar[int] = 1
 
@@ -58,6 +59,16 @@ class AbstractModel(eqx.Module):
     @abstractmethod
     def shard(self, site: int, raw: Any) -> Shard:
         """Check one site's data."""
+
+    def opened(self, shards: Sequence[Any]) -> tuple[Self, Sequence[Any]]:
+        """The model and the sites of a run on these shards: for models that have to see a shard to know their size, or
+        have a site of their own.
+        """
+        return self, shards
+
+    def named(self, draws: Any) -> Any:
+        """Draws of the parameters, as people know them."""
+        return draws
 
     def expected_log_prob(self, mean: Any, data: Any, hyper: Hyper) -> Array:
         """E_q[log p(y_n | θ, ε)] for each row, from the mean parameters of q; where `closed_form`."""

@@ -1,0 +1,288 @@
+"""NumPyro models without pooling, beside NUTS on all data at once: writes docs/numpyro_results.md.
+
+Run with `python -m experiments.numpyro_models`, or with names of some of them, which are only printed. Needs the `dev`
+extra, and the grouped tables (see docs/results.md).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS, init_to_median
+
+import partita as pt
+from partita.datasets import load_table
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "numpyro_results.md"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A program, its data by name, and how rows go to sites: by which of the arguments, if not in turn."""
+
+    words: str
+    program: Callable
+    data: dict[str, np.ndarray]
+    by: str | None = None
+    local: dict[str, str] = field(default_factory=dict)
+    posterior: str = "full"
+    sites: int = 5
+    rounds: int = 60
+    # What is compared, where parameters themselves mean little: a function of draws.
+    seen: Callable[[dict], dict] | None = None
+
+
+def schools() -> Problem:
+    """Eight schools (Rubin, 1981)."""
+    effect = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+    error = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+    def program(error, effect):
+        mean = numpyro.sample("mean", dist.Normal(0, 5))
+        spread = numpyro.sample("spread", dist.HalfCauchy(5))
+        with numpyro.plate("schools", len(error)):
+            own = numpyro.sample("own", dist.Normal(mean, spread))
+            numpyro.sample("effect", dist.Normal(own, error), obs=effect)
+
+    words = "eight schools, one site each; a school's own effect stays there"
+    return Problem(words, program, {"error": error, "effect": effect}, sites=8)
+
+
+def sleep() -> Problem:
+    table = load_table("sleepstudy")
+    person = np.unique(table["Subject"], return_inverse=True)[1]
+    people = int(person.max()) + 1
+
+    def program(days, person, y):
+        level = numpyro.sample("level", dist.Normal(2.5, 1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1).expand([2]).to_event(1))
+        with numpyro.plate("people", people):
+            own = numpyro.sample("own", dist.Normal(jnp.zeros(2), spread).to_event(1))
+        f = level + own[person, 0] + (slope + own[person, 1]) * days
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    data = {"days": table["Days"] / 10, "person": person, "y": table["Reaction"] / 100}
+    words = "hierarchical regression (sleepstudy): everyone's own level and slope, integrated out at six sites"
+    return Problem(words, program, data, "person", {"people": "person"}, sites=6)
+
+
+def radon() -> Problem:
+    table = load_table("radon")
+    county = np.unique(table["county"], return_inverse=True)[1]
+    counties = int(county.max()) + 1
+
+    def program(floor, county, y):
+        level = numpyro.sample("level", dist.Normal(0, 5))
+        slope = numpyro.sample("slope", dist.Normal(0, 2))
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("counties", counties):
+            own = numpyro.sample("own", dist.Normal(level, spread))
+        numpyro.sample("y", dist.Normal(own[county] + slope * floor, noise), obs=y)
+
+    data = {"floor": 1 - table["basement"], "county": county, "y": table["log.radon"]}
+    words = f"radon in houses of {counties} counties, all of whose levels are global: one Gaussian over everything"
+    return Problem(words, program, data, "county", rounds=40)
+
+
+def seizures() -> Problem:
+    table = load_table("epil")
+    treated = (table["trt"] == "progabide").astype(float)
+    columns = (table["lbase"], treated, treated * table["lbase"], table["lage"], table["V4"])
+    X = np.column_stack([np.ones(len(treated)), *columns])
+    person = table["subject"].astype(int) - 1
+    people = int(person.max()) + 1
+
+    def program(X, person, y):
+        weights = numpyro.sample("weights", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("people", people):
+            own = numpyro.sample("own", dist.Normal(0, spread))
+        numpyro.sample("y", dist.Poisson(jnp.exp(X @ weights + own[person])), obs=y)
+
+    words = "Poisson mixed model (epil): a patient's own level is integrated out at one of six sites"
+    data = {"X": X, "person": person, "y": table["y"].astype(int)}
+    return Problem(words, program, data, "person", {"people": "person"}, sites=6)
+
+
+def districts() -> Problem:
+    table = load_table("Contraception")
+    age = table["age"] / 10
+    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
+    district = np.unique(table["district"], return_inverse=True)[1]
+    many = int(district.max()) + 1
+
+    def program(X, district, y):
+        weights = numpyro.sample("weights", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("districts", many):
+            own = numpyro.sample("own", dist.Normal(0, spread))
+        numpyro.sample("y", dist.Bernoulli(logits=X @ weights + own[district]), obs=y)
+
+    words = "logistic mixed model (Contraception): 60 districts at six sites, their levels integrated out there"
+    data = {"X": X, "district": district, "y": (table["use"] == "Y").astype(int)}
+    return Problem(words, program, data, "district", {"districts": "district"}, sites=6)
+
+
+def _diabetes(columns: int) -> tuple[np.ndarray, np.ndarray]:
+    X, y = pt.datasets.load("diabetes")
+    return pt.datasets.standardised(X)[:, :columns], (y - y.mean()) / y.std()
+
+
+def robust() -> Problem:
+    X, y = _diabetes(5)
+    y = y.copy()
+    y[::40] += 6.0
+
+    def program(X, y):
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        weights = numpyro.sample("weights", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        degrees = numpyro.sample("degrees", dist.Gamma(2, 0.1))
+        numpyro.sample("y", dist.StudentT(degrees, level + X @ weights, noise), obs=y)
+
+    return Problem(
+        "robust regression (diabetes, every 40th row spoilt): degrees of freedom unknown", program, {"X": X, "y": y}
+    )
+
+
+def overdispersed() -> Problem:
+    table = load_table("epil")
+    treated = (table["trt"] == "progabide").astype(float)
+    X = np.column_stack([np.ones(len(treated)), table["lbase"], treated, table["lage"]])
+
+    def program(X, y):
+        weights = numpyro.sample("weights", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+        size = numpyro.sample("size", dist.Gamma(2, 0.5))
+        numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(X @ weights), size), obs=y)
+
+    return Problem(
+        "negative binomial regression (epil), dispersion unknown", program, {"X": X, "y": table["y"].astype(int)}
+    )
+
+
+def network() -> Problem:
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(-2, 2, 120))
+    y = np.sin(2 * x) + 0.2 * rng.normal(size=len(x))
+    grid = np.linspace(-2, 2, 9)
+
+    def output(draw, x):
+        hidden = jnp.tanh(x[:, None] * draw["first"] + draw["bias"])
+        return hidden @ draw["second"]
+
+    def program(x, y):
+        draw = {name: numpyro.sample(name, dist.Normal(0, 2).expand([6]).to_event(1)) for name in ("first", "bias")}
+        draw["second"] = numpyro.sample("second", dist.Normal(0, 1).expand([6]).to_event(1))
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        numpyro.sample("y", dist.Normal(output(draw, x), noise), obs=y)
+
+    def seen(draws):
+        lines = jax.vmap(lambda draw: output(draw, jnp.asarray(grid)))({k: v for k, v in draws.items() if k != "noise"})
+        return {"f": np.asarray(lines), "noise": draws["noise"]}
+
+    words = "a small network (sin 2x, six tanh units): its outputs at nine places, and the noise"
+    return Problem(words, program, {"x": x, "y": y}, posterior="mean-field", rounds=200, seen=seen)
+
+
+PROBLEMS = (schools, sleep, radon, seizures, districts, robust, overdispersed, network)
+
+
+def parted(problem: Problem) -> list[dict[str, np.ndarray]]:
+    """Groups stay whole; else rows go to sites in turn."""
+    rows = len(next(iter(problem.data.values())))
+    where = (np.arange(rows) if problem.by is None else problem.data[problem.by]) % problem.sites
+    return [{name: a[where == m] for name, a in problem.data.items()} for m in range(problem.sites)]
+
+
+def fitted(problem: Problem) -> tuple[pt.Result, float]:
+    began = time.perf_counter()
+    model = pt.from_numpyro(problem.program, tuple(problem.data), problem.posterior, problem.local or None)
+    result = pt.fit(model, parted(problem), schedule=pt.schedules.Synchronous(rounds=problem.rounds))
+    return result, time.perf_counter() - began
+
+
+def nuts(problem: Problem) -> tuple[dict[str, np.ndarray], float]:
+    began = time.perf_counter()
+    with jax.enable_x64(True):
+        kernel = NUTS(problem.program, init_strategy=init_to_median, target_accept_prob=0.95)
+        chain = MCMC(kernel, num_warmup=1500, num_samples=6000, progress_bar=False)
+        chain.run(jax.random.key(1), **problem.data)
+        draws = {name: np.asarray(values) for name, values in chain.get_samples().items()}
+    return draws, time.perf_counter() - began
+
+
+def compared(problem: Problem, draws: dict[str, np.ndarray], result: pt.Result) -> list[dict[str, Any]]:
+    """Mean and standard deviation of every number, both ways."""
+    ours = result.sample(0, 20_000)
+    if problem.seen is not None:
+        draws, ours = problem.seen(draws), problem.seen(ours)
+    rows = []
+    for name, values in ours.items():
+        theirs = draws[name].reshape(len(draws[name]), -1)
+        for number, column in enumerate(values.reshape(len(values), -1).T):
+            label = name if theirs.shape[1] == 1 else f"{name}[{number}]"
+            other = theirs[:, number]
+            rows.append({"name": label, "nuts": (other.mean(), other.std()), "ours": (column.mean(), column.std())})
+    return rows
+
+
+def section(problem: Problem, rows: list[dict[str, Any]], seconds: tuple[float, float], result: pt.Result) -> str:
+    gaps = [abs(row["ours"][0] - row["nuts"][0]) / row["nuts"][1] for row in rows]
+    ratios = [row["ours"][1] / row["nuts"][1] for row in rows]
+    shown = rows if len(rows) <= 14 else [row for row in rows if "[" not in row["name"]]
+    lines = [
+        f"## {problem.words[0].upper()}{problem.words[1:]}",
+        "",
+        "| variable | NUTS mean | PVI mean | NUTS sd | PVI sd |",
+        "|---|---|---|---|---|",
+    ]
+    for row in shown:
+        (a, b), (c, d) = row["nuts"], row["ours"]
+        lines.append(f"| {row['name']} | {a:.3f} | {c:.3f} | {b:.3f} | {d:.3f} |")
+    if len(shown) < len(rows):
+        lines.append(f"| {len(rows) - len(shown)} others | | | | |")
+    lines += [
+        "",
+        f"Over all {len(rows)} numbers: means differ by at most {max(gaps):.2f} standard deviations (median "
+        f"{np.median(gaps):.2f}); standard deviations are {min(ratios):.2f} to {max(ratios):.2f} of NUTS's (median "
+        f"{np.median(ratios):.2f}). {problem.sites} sites, {problem.rounds} rounds, {seconds[0]:.0f} s, compiling included; "
+        f"NUTS {seconds[1]:.0f} s. Log evidence {result.log_evidence:.2f}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main(names: list[str]) -> None:
+    chosen = [problem for problem in PROBLEMS if not names or problem.__name__ in names]
+    sections = []
+    for make in chosen:
+        problem = make()
+        result, ours = fitted(problem)
+        draws, theirs = nuts(problem)
+        sections.append(section(problem, compared(problem, draws, result), (ours, theirs), result))
+        print(sections[-1], flush=True)
+    if not names:
+        head = [
+            "# NumPyro models beside NUTS",
+            "",
+            "Each model is fitted without pooling: sites keep their rows, and, where it says so, variables of their own. NUTS has all",
+            "data at once (1,500 steps of warm-up, 6,000 draws, one chain). Variables are in their own units, constrained.",
+            "`python -m experiments.numpyro_models` writes this page.",
+            "",
+        ]
+        DOCUMENT.write_text("\n".join([*head, *sections]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

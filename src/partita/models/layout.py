@@ -1,0 +1,248 @@
+"""What a NumPyro program is made of, found out by running it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.errors import InputError
+from partita.models.integrals import POINTS
+from partita.runtime import Array, on_host
+
+# Of the prior.
+DRAWS = 500
+
+
+class Latent(NamedTuple):
+    """An unobserved variable's place among unconstrained numbers: all of it, or one group's part.
+
+    A local one has an axis for groups, which is so long in the program.
+    """
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+    axis: int | None = None
+    length: int = 1
+
+    @property
+    def stop(self) -> int:
+        return self.start + int(np.prod(self.shape, dtype=int))
+
+    def taken(self, numbers: Array) -> Array:
+        """Its numbers, in the shape that the program takes: all groups have those of the one that is looked at."""
+        value = numbers[self.start : self.stop].reshape(self.shape)
+        if self.axis is None:
+            return value
+        value = jnp.expand_dims(value, self.axis)
+        return jnp.broadcast_to(value, (*value.shape[: self.axis], self.length, *value.shape[self.axis + 1 :]))
+
+
+class Layout(NamedTuple):
+    """What a program is made of, as a run on a few rows has shown."""
+
+    rows: tuple[tuple[str, tuple[int, ...], str], ...]
+    latents: tuple[Latent, ...]
+    local: tuple[Latent, ...]
+    # Observed variables, and which axis of their log-probabilities has the rows; None: they are part of the prior.
+    observed: tuple[tuple[str, int | None], ...]
+
+    @property
+    def size(self) -> int:
+        return self.latents[-1].stop
+
+    @property
+    def local_size(self) -> int:
+        return self.local[-1].stop if self.local else 0
+
+    def nothing(self) -> dict[str, np.ndarray]:
+        """A row of zeros, for what does not look at data."""
+        return {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self.rows}
+
+
+@dataclass(frozen=True)
+class Site:
+    """One `sample` statement, as it was run."""
+
+    name: str
+    fn: Any
+    value: Any
+    observed: bool
+    plates: Mapping[str, Any]
+    log_jacobian: Any = 0.0
+
+
+def executed(
+    program: Callable,
+    arrays: Mapping[str, Array],
+    unconstrained: Callable[[str], Array | None],
+    seed: Any = 0,
+    validate: bool = False,
+) -> dict[str, Site]:
+    """The sample statements of one run of a program, with given unconstrained values of variables, or drawn ones."""
+    from numpyro import handlers
+    from numpyro.distributions import distribution
+    from numpyro.distributions.transforms import biject_to
+
+    jacobians: dict[str, Array] = {}
+
+    def fill(site: dict[str, Any]) -> Array | None:
+        numbers = None if site["type"] != "sample" or site["is_observed"] else unconstrained(site["name"])
+        if numbers is None:
+            return None
+        transform = biject_to(site["fn"].support)
+        value = transform(numbers)
+        log_jacobian = transform.log_abs_det_jacobian(numbers, value)
+        extra = log_jacobian.ndim - len(site["fn"].batch_shape)
+        jacobians[site["name"]] = jnp.sum(log_jacobian, axis=tuple(range(-extra, 0)))
+        return value
+
+    run = handlers.trace(handlers.substitute(handlers.seed(program, seed), substitute_fn=fill))
+    with distribution.validation_enabled(validate):
+        trace = run.get_trace(**arrays)
+    _check_statements(trace)
+    return {
+        name: Site(
+            name,
+            site["fn"],
+            site["value"],
+            site["is_observed"],
+            {frame.name: frame for frame in site["cond_indep_stack"]},
+            jacobians.get(name, 0.0),
+        )
+        for name, site in trace.items()
+        if site["type"] == "sample"
+    }
+
+
+def _check_statements(trace: Mapping[str, dict[str, Any]]) -> None:
+    """Refuse what has no place in a posterior from parts, saying why."""
+    for name, site in trace.items():
+        kind = site["type"]
+        if kind == "param":
+            raise InputError(f"model: {name} is a param, which has no posterior: give it a prior with numpyro.sample")
+        if kind == "plate" and site["args"][1] is not None and site["args"][1] != site["args"][0]:
+            raise InputError(
+                f"model: plate {name} draws a sub-sample: leave subsample_size out; batches are the solver's"
+            )
+        if kind in ("control_flow", "mutable"):
+            raise InputError(f"model: {name} is a {kind.replace('_', ' ')} statement, which is not supported")
+        if kind == "sample" and site.get("scale") is not None:
+            raise InputError(f"model: {name} is scaled: leave the scale out, and weigh rows with pt.models.Weighted")
+        if kind == "sample" and not site["is_observed"] and site["fn"].support.is_discrete:
+            raise InputError(
+                f"model: {name} is discrete and not observed: sum it out, say with a MixtureSameFamily distribution"
+            )
+
+
+def laid_out(program: Callable, row: Mapping[str, np.ndarray], groups: Mapping[str, str]) -> Layout:
+    """Find out what a program is made of, by running it on two and on three copies of a row."""
+    two, three = (
+        _tried(program, {name: np.repeat(array, count, axis=0) for name, array in row.items()}) for count in (2, 3)
+    )
+    by_row = {name for site in two.values() for name in site.plates if _length(two, name) != _length(three, name)}
+    plates = by_row | set(groups)
+    missing = set(groups) - {name for site in two.values() for name in site.plates}
+    if missing:
+        raise InputError(f"local: the model has no plate {missing.pop()!r}")
+    latents, local, observed = [], [], []
+    places = {"latents": 0, "local": 0}
+    for name, site in two.items():
+        if site.observed:
+            observed.append((name, _row_axis(site, three[name])))
+            continue
+        shape, transformed = _unconstrained_shape(site), _unconstrained_shape(three[name])
+        mine = [plate for plate in site.plates if plate in plates]
+        if not mine and shape != transformed:
+            raise InputError(f"model: {name} has a value for every row: put it into a plate over rows")
+        if not mine:
+            latents.append(Latent(name, places["latents"], shape))
+            places["latents"] = latents[-1].stop
+            continue
+        if len(mine) > 1:
+            raise InputError(f"model: {name} is in the plates {' and '.join(mine)}: only one may be local")
+        if groups and mine[0] in by_row:
+            raise InputError(f"model: {name} has a value for every row and others for groups: keep one kind local")
+        axis = len(site.fn.batch_shape) + site.plates[mine[0]].dim
+        length = 1 if mine[0] in by_row else shape[axis]
+        local.append(Latent(name, places["local"], (*shape[:axis], *shape[axis + 1 :]), axis, length))
+        places["local"] = local[-1].stop
+    rows = tuple((name, array.shape[1:], array.dtype.str) for name, array in row.items())
+    layout = Layout(rows, tuple(latents), tuple(local), tuple(observed))
+    _check_layout(layout)
+    return layout
+
+
+def _check_layout(layout: Layout) -> None:
+    if not layout.latents:
+        raise InputError("model: has no global variable: what is there to learn from all sites?")
+    if all(axis is None for _, axis in layout.observed):
+        raise InputError("model: observes no row: does it take the data by the names in `data`, and say obs=…?")
+    if layout.local_size > max(POINTS):
+        names = ", ".join(latent.name for latent in layout.local)
+        raise InputError(
+            f"model: {names} are {layout.local_size} numbers for each group, and at most {max(POINTS)} are integrated "
+            "out: keep groups global, by leaving `local` out"
+        )
+
+
+def _tried(program: Callable, arrays: Mapping[str, np.ndarray]) -> dict[str, Site]:
+    try:
+        return executed(program, arrays, lambda name: None, validate=True)
+    except (TypeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"model: does not run on {len(next(iter(arrays.values())))} rows of data ({error}): what it takes from "
+            "elsewhere may not have a fixed number of rows"
+        ) from error
+
+
+def _length(sites: Mapping[str, Site], plate: str) -> int:
+    return next(site.plates[plate].size for site in sites.values() if plate in site.plates)
+
+
+def _row_axis(two: Site, three: Site) -> int | None:
+    """Which axis of an observation's log-probabilities grows with the rows, counted from the end."""
+    shapes = [np.shape(site.fn.log_prob(site.value)) for site in (two, three)]
+    grown = [axis for axis in range(-len(shapes[0]), 0) if shapes[0][axis] != shapes[1][axis]]
+    if len(grown) > 1 or len(shapes[0]) != len(shapes[1]):
+        raise InputError(
+            f"model: {two.name} is not one observation per row: its log-probabilities are {shapes[0]} for 2 rows"
+        )
+    return grown[0] if grown else None
+
+
+def _unconstrained_shape(site: Site) -> tuple[int, ...]:
+    from numpyro.distributions.transforms import biject_to
+
+    try:
+        return tuple(biject_to(site.fn.support).inverse_shape(site.fn.shape()))
+    except NotImplementedError:
+        raise InputError(f"model: {site.name} has a support without a transform: {site.fn.support}") from None
+
+
+def prior_draws(program: Callable, layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws of the global variables from their prior, unconstrained; and moments of those that are normal, else nan."""
+    from numpyro.distributions.transforms import biject_to
+
+    def one(key: Array) -> tuple[Array, Array, Array]:
+        sites = executed(program, layout.nothing(), lambda name: None, key)
+        values, locations, scales = [], [], []
+        for latent in layout.latents:
+            site = sites[latent.name]
+            values.append(jnp.ravel(biject_to(site.fn.support).inv(site.value)))
+            for moments, moment in zip((locations, scales), _normal_moments(site.fn), strict=True):
+                moments.append(jnp.ravel(jnp.broadcast_to(jnp.asarray(moment, values[0].dtype), latent.shape)))
+        return jnp.concatenate(values), jnp.concatenate(locations), jnp.concatenate(scales)
+
+    return on_host(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), DRAWS)))
+
+
+def _normal_moments(fn: Any) -> tuple[Any, Any]:
+    import numpyro.distributions as dist
+
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return (fn.loc, fn.scale) if type(fn) is dist.Normal else (jnp.nan, jnp.nan)

@@ -1,0 +1,343 @@
+"""NumPyro programs as models: global variables are θ, those of rows or groups stay at their site."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.errors import InputError, ShardError
+from partita.families import Family, Gaussian, MeanField
+from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.models.integrals import find_peak, log_integral
+from partita.models.layout import Latent, Layout, Site, executed, laid_out, prior_draws
+from partita.runtime import Array, on_host, precision
+from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
+
+
+class Observed(NamedTuple):
+    """A shard's rows; where there are local variables, its groups, each with as many rows as the largest."""
+
+    arrays: dict[str, Array]
+    # Which rows of a group are there, and which of the program's groups it is.
+    there: Array | None
+    group: Array | None
+    # Whether this is the site of the prior, which has no data.
+    is_prior: Array
+
+
+class PriorTerms(NamedTuple):
+    """The shard of a site that stands for what of the prior is not Gaussian."""
+
+
+class NumPyroModel(AbstractModel):
+    """What `from_numpyro` gives. θ is a vector: all global variables without constraints, one after the other."""
+
+    program: Callable = eqx.field(static=True)
+    names: tuple[str, ...] = eqx.field(static=True)
+    local: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
+    posterior: Literal["full", "mean-field"] = eqx.field(static=True, default="full")
+    layout: Layout | None = eqx.field(static=True, default=None)
+    location: Array | None = None
+    scale: Array | None = None
+    # Whether the prior is that Gaussian, or needs a site for the rest of it.
+    is_gaussian: bool = eqx.field(static=True, default=True)
+
+    smooth: ClassVar[bool] = True
+
+    def opened(self, shards: Sequence[Any]) -> tuple[Self, Sequence[Any]]:
+        """Sized by the first shard. What a prior is beside a Gaussian, if it is none, becomes a last site's factor."""
+        model: Any = self
+        if self.layout is None:
+            first = shards[0]() if callable(shards[0]) else shards[0]
+            model = self.sized(first)
+        model._check_groups(shards)
+        if model.is_gaussian or model.given_prior is not None:
+            return model, shards
+        return model, [*shards, PriorTerms()]
+
+    def sized(self, like: Any) -> Self:
+        """The same model for shards like this one. No data are kept."""
+        rows = self._arrays(0, like)
+        with precision(np.float64):
+            layout = laid_out(self.program, {name: array[:1] for name, array in rows.items()}, dict(self.local))
+            location, scale, is_gaussian = self._base(layout)
+        return type(self)(self.program, self.names, self.local, self.posterior, layout, location, scale, is_gaussian)
+
+    def _base(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, bool]:
+        """A Gaussian in the place of the prior: its moments, and whether it is the prior."""
+        draws, location, scale = prior_draws(self.program, layout)
+        fixed = np.all(scale == scale[0], axis=0) & np.all(location == location[0], axis=0)
+        mean, deviation = draws.mean(axis=0), np.clip(draws.std(axis=0), 1e-3, 1e3)
+        mean, deviation = np.where(fixed, location[0], mean), np.where(fixed, scale[0], deviation)
+        if not np.all(np.isfinite([mean, deviation])):
+            raise InputError("model: draws of the prior are not finite: give every variable a proper prior")
+        return mean, deviation, bool(np.all(fixed)) and all(axis is not None for _, axis in layout.observed)
+
+    def _sized(self) -> Layout:
+        if self.layout is None:
+            raise InputError("model: its size is not known before it has seen a shard: give from_numpyro like=shard")
+        return self.layout
+
+    def natural_prior(self, hyper: Hyper) -> Family:
+        self._sized()
+        precision = 1 / jnp.asarray(self.scale) ** 2
+        pull = precision * jnp.asarray(self.location)
+        return Gaussian(pull, jnp.diag(precision)) if self.posterior == "full" else MeanField(pull, precision)
+
+    @property
+    def start(self) -> Family | None:
+        """A narrow density around the prior's mean; data may be far from what a wide prior expects."""
+        if self.layout is None or self.given_prior is not None:
+            return None
+        narrow = 0.1 * np.minimum(self.scale, 1.0)
+        kind = MeanField.from_moments
+        return (
+            kind(self.location, narrow)
+            if self.posterior == "mean-field"
+            else Gaussian.from_moments(self.location, np.diag(narrow**2))
+        )
+
+    def shard(self, site: int, raw: Any) -> Shard:
+        """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
+        layout = self._sized()
+        if isinstance(raw, PriorTerms):
+            arrays = layout.nothing()
+            there, group = (np.ones((1, 1), bool), np.zeros(1, np.int32)) if layout.local else (None, None)
+            if layout.local:
+                arrays = {name: array[None] for name, array in arrays.items()}
+            return make_shard(Observed(arrays, there, group, np.ones(1, bool)), np.ones(1))
+        arrays = self._arrays(site, raw)
+        for name, shape, dtype in layout.rows:
+            if arrays[name].shape[1:] != shape:
+                raise ShardError(site, name, f"expected rows of shape {shape}, got {arrays[name].shape[1:]}")
+            arrays[name] = arrays[name].astype(dtype)
+        count = len(arrays[self.names[0]])
+        if not layout.local:
+            weights = check_weights(site, raw.weights if isinstance(raw, Weighted) else None, count, self.dtype)
+            return make_shard(Observed(arrays, None, None, np.zeros(count, bool)), weights)
+        if isinstance(raw, Weighted):
+            raise ShardError(
+                site, "weights", "rows of groups with variables of their own have no weights: leave them out"
+            )
+        return self._grouped(arrays, count)
+
+    def _grouped(self, arrays: dict[str, np.ndarray], count: int) -> Shard:
+        codes = arrays[self.local[0][1]].astype(np.int32) if self.local else np.arange(count, dtype=np.int32)
+        known, index, sizes = np.unique(codes, return_inverse=True, return_counts=True)
+        most = rounded(int(sizes.max()))
+        chosen, there = np.zeros((len(known), most), int), np.zeros((len(known), most), bool)
+        for number in range(len(known)):
+            rows = np.flatnonzero(index == number)
+            chosen[number] = rows[0]
+            chosen[number, : len(rows)], there[number, : len(rows)] = rows, True
+        grouped = {name: array[chosen] for name, array in arrays.items()}
+        group = known if self.local else np.zeros(len(known), np.int32)
+        return make_shard(Observed(grouped, there, group, np.zeros(len(known), bool)), np.ones(len(known)))
+
+    def _arrays(self, site: int, raw: Any) -> dict[str, np.ndarray]:
+        """One array per data argument, with equally many rows."""
+        data = raw.data if isinstance(raw, Weighted) else raw
+        if isinstance(data, Mapping):
+            if set(data) != set(self.names):
+                raise ShardError(site, "shard", f"expected {', '.join(self.names)}, got {', '.join(map(str, data))}")
+        elif isinstance(data, tuple | list) and len(data) == len(self.names):
+            data = dict(zip(self.names, data, strict=True))
+        else:
+            raise ShardError(site, "shard", f"expected ({', '.join(self.names)}), or a dictionary of these")
+        arrays = {}
+        for name in self.names:
+            given = np.asarray(data[name])
+            whole = np.issubdtype(given.dtype, np.integer) or given.dtype == np.bool_
+            arrays[name] = as_numbers(site, name, given, given.dtype if whole else self.dtype)
+            if arrays[name].ndim == 0:
+                raise ShardError(site, name, "expected an array with one row per observation")
+        check_rows(site, arrays)
+        for _, argument in self.local:
+            if not np.issubdtype(arrays[argument].dtype, np.integer) or arrays[argument].ndim != 1:
+                raise ShardError(site, argument, "names groups: expected a whole number for each row")
+        return arrays
+
+    def _check_groups(self, shards: Sequence[Any]) -> None:
+        """A group's variables are at one site, or they would be counted twice."""
+        if not self.local or any(callable(shard) for shard in shards):
+            return
+        seen: dict[int, int] = {}
+        for site, shard in enumerate(shards):
+            for code in np.unique(self._arrays(site, shard)[self.local[0][1]]):
+                if seen.setdefault(int(code), site) != site:
+                    raise ShardError(
+                        site, self.local[0][1], f"group {code} is at site {seen[int(code)]} too: keep it whole"
+                    )
+
+    def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> Array:
+        """log p(y_n | θ) for each row, or for each group, its own variables integrated out."""
+        if self.is_gaussian:
+            return self._log_likelihood(params, data)
+        return jax.lax.cond(
+            data.is_prior[0],
+            lambda: self._log_prior_terms(params, data),
+            lambda: self._log_likelihood(params, data),
+        )
+
+    def _log_likelihood(self, params: Array, data: Observed) -> Array:
+        layout = self._sized()
+        if not layout.local:
+            return self._rows(self.run(params, None, data.arrays))
+
+        def of_group(arrays: dict[str, Array], there: Array, group: Array) -> Array:
+            joint = self._joint(arrays, there, group)
+            return log_integral(joint, params, layout.local_size)
+
+        return jax.vmap(of_group)(data.arrays, data.there, data.group)
+
+    def _joint(self, arrays: dict[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
+        """log p(y, u | θ) of one group, as a function of θ and its own variables u."""
+
+        def joint(params: Array, own: Array) -> Array:
+            sites = self.run(params, own, arrays)
+            rows = jnp.sum(jnp.where(there, self._rows(sites), 0))
+            for latent in self._sized().local:
+                site = sites[latent.name]
+                values = site.fn.log_prob(site.value) + site.log_jacobian
+                rows += jnp.sum(jnp.take(values, group, axis=latent.axis))
+            return rows
+
+        return joint
+
+    def _rows(self, sites: dict[str, Site]) -> Array:
+        total: Any = 0.0
+        for name, axis in self._sized().observed:
+            if axis is not None:
+                values = jnp.moveaxis(sites[name].fn.log_prob(sites[name].value), axis, 0)
+                total += jnp.sum(values.reshape(len(values), -1), axis=1)
+        return total
+
+    def log_prior(self, params: Array) -> Array:
+        """log p(θ) of all global variables, in unconstrained space."""
+        layout = self._sized()
+        own = jnp.zeros(layout.local_size, params.dtype) if layout.local else None
+        sites = self.run(params, own, layout.nothing())
+        total = jnp.zeros((), params.dtype)
+        for latent in layout.latents:
+            site = sites[latent.name]
+            total += jnp.sum(site.fn.log_prob(site.value)) + jnp.sum(site.log_jacobian)
+        for name, axis in layout.observed:
+            if axis is None:
+                total += jnp.sum(sites[name].fn.log_prob(sites[name].value))
+        return total
+
+    def _log_prior_terms(self, params: Array, data: Observed) -> Array:
+        """What the prior is beside the Gaussian in its place, for each row of a site without data."""
+        beside = self.log_prior(params) - MeanField.from_moments(self.location, self.scale).log_prob(params)
+        return jnp.broadcast_to(beside, data.is_prior.shape)
+
+    def run(self, params: Array | None, own: Array | None, arrays: Mapping[str, Array]) -> dict[str, Site]:
+        """Run the program with these values of its variables, unconstrained; with drawn ones, if None."""
+        layout = self.layout
+        known = {} if layout is None else {latent.name: (latent, params) for latent in layout.latents}
+        known |= {} if layout is None else {latent.name: (latent, own) for latent in layout.local}
+        return executed(self.program, arrays, lambda name: _taken(*known[name]) if name in known else None)
+
+    def named(self, draws: Any) -> dict[str, np.ndarray]:
+        """Constrained values of the program's global variables, by name; a row for each draw."""
+        with precision(np.float64):
+            return on_host(_constrained(self, jnp.asarray(draws)))
+
+    def sample_local(self, posterior: Family, key: Any, number: int, raw: Any) -> dict[str, np.ndarray]:
+        """Draws of a site's own variables, for its groups in order, each with a draw of θ; for the site to look at.
+
+        Given θ they are Gaussian around their mode, in unconstrained space.
+        """
+        layout = self._sized()
+        if not layout.local:
+            raise InputError("sample_local: the program has no local variables")
+        key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        for_params, for_own = jax.random.split(key)
+        shard = self.shard(0, raw)
+        with precision(np.float64):
+            params = jnp.asarray(posterior.sample(for_params, (number,)))
+            noise = jax.random.normal(for_own, (number, len(shard.weights), layout.local_size), params.dtype)
+            return on_host(_local_draws(self, params, noise, shard.data))
+
+
+@eqx.filter_jit
+def _constrained(model: NumPyroModel, draws: Array) -> dict[str, Array]:
+    layout = model._sized()
+
+    def one(params: Array) -> dict[str, Array]:
+        own = jnp.zeros(layout.local_size, params.dtype) if layout.local else None
+        sites = model.run(params, own, layout.nothing())
+        return {latent.name: sites[latent.name].value for latent in layout.latents}
+
+    return jax.vmap(one)(draws)
+
+
+@eqx.filter_jit
+def _local_draws(model: NumPyroModel, draws: Array, noise: Array, data: Observed) -> dict[str, Array]:
+    layout = model._sized()
+
+    def of_group(params: Array, z: Array, arrays: dict[str, Array], there: Array, group: Array) -> dict[str, Array]:
+        peak = find_peak(model._joint(arrays, there, group), params, layout.local_size)
+        sites = model.run(params, peak.mode + peak.root @ z, arrays)
+        return {latent.name: jnp.take(sites[latent.name].value, group, axis=latent.axis) for latent in layout.local}
+
+    groups = jax.vmap(of_group, (None, 0, 0, 0, 0))
+    return jax.lax.map(lambda pair: groups(*pair, data.arrays, data.there, data.group), (draws, noise))
+
+
+def _taken(latent: Latent, numbers: Array | None) -> Array | None:
+    return None if numbers is None else latent.taken(numbers)
+
+
+def from_numpyro(
+    model: Callable,
+    data: Sequence[str] = ("X", "y"),
+    posterior: Literal["full", "mean-field"] = "full",
+    local: Mapping[str, str] | None = None,
+    like: Any = None,
+) -> NumPyroModel:
+    """A NumPyro program as a model: its global variables get one Gaussian posterior in unconstrained space.
+
+    Args:
+        model: the program. Rows of data are its keyword arguments; anything else it may take from a closure.
+        data: names of the arguments that hold data, with one row per observation. Shards have them in this order.
+        posterior: "full" covariances, or "mean-field".
+        local: for each plate of groups, which of the arguments says what group a row belongs to. Their variables stay
+            at the site of the group, and are integrated out there. Variables in a plate over rows always do.
+        like: a shard to take shapes from; without it, the first of a run.
+
+    Returns:
+        A model for `fit`, whose `result.sample(key, n)` gives constrained values by name.
+
+    >>> import numpyro, numpyro.distributions as dist
+    >>> import partita as pt
+    >>> def program(X, y):
+    ...     slope = numpyro.sample("slope", dist.Normal(0, 1))
+    ...     noise = numpyro.sample("noise", dist.HalfNormal(1))
+    ...     numpyro.sample("y", dist.Normal(slope * X, noise), obs=y)
+    >>> X = np.linspace(-1, 1, 40)
+    >>> shards = [(X[:20], 2 * X[:20]), (X[20:], 2 * X[20:])]
+    >>> result = pt.fit(from_numpyro(program), shards)
+    >>> result.sample(0, 100)["slope"].mean().round(1)
+    np.float64(2.0)
+    """
+    if not callable(model):
+        raise InputError(f"model: expected a function with numpyro.sample statements, got {type(model).__name__}")
+    if posterior not in ("full", "mean-field"):
+        raise InputError(f'posterior: expected "full" or "mean-field", got {posterior!r}')
+    names = (data,) if isinstance(data, str) else tuple(data)
+    takes = inspect.signature(model).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+    for name in (*names, *(local or {}).values()):
+        if name not in takes and not anything:
+            raise InputError(f"data: the model has no argument {name!r}: it takes {', '.join(takes)}")
+    if not names or not set((local or {}).values()) <= set(names):
+        raise InputError("local: the argument that names groups has to be among `data`")
+    if len(local or {}) > 1:
+        raise InputError("local: expected one plate of groups; keep the others global")
+    found = NumPyroModel(model, names, tuple((local or {}).items()), posterior)
+    return found if like is None else found.sized(like)
