@@ -221,10 +221,12 @@ class ExpectedHessian(Expectation):
             rows = model.log_prob(theta, shard.data, hyper)
             return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
 
-        def at(theta: Array) -> tuple[Array, Array, Array]:
-            return *jax.value_and_grad(value)(theta), jax.hessian(value)(theta)
+        def slope(theta: Array) -> tuple[Array, tuple[Array, Array]]:
+            found, gradient = jax.value_and_grad(value)(theta)
+            return gradient, (found, gradient)
 
-        found, gradient, H = (jnp.mean(a, axis=0) for a in _mapped(at, self._placed(q), shard.data))
+        everywhere = _mapped(jax.jacfwd(slope, has_aux=True), self._placed(q), shard.data)
+        H, (found, gradient) = jax.tree.map(lambda a: jnp.mean(a, axis=0), everywhere)
         if isinstance(q, MeanField):
             curvature = jnp.diag(H)
             return found, MeanField(gradient - curvature * q.location, -curvature)

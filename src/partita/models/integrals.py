@@ -12,7 +12,7 @@ from partita.runtime import Array
 
 # How many points each of one, two or three variables has.
 POINTS = {1: 15, 2: 9, 3: 7}
-STEPS = np.array([1.0, 0.5, 0.25, 0.1, 0.03, 0.01])
+STEPS = np.array([1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.0])
 MOST_STEPS = 40
 # In standard deviations; the integral hardly depends on it.
 TOLERANCE = 1e-4
@@ -35,7 +35,7 @@ def log_integral(function: Callable[[Any, Array], Array], given: Any, dimension:
     peak = find_peak(function, given, dimension)
     nodes, log_weights = (jnp.asarray(a, peak.mode.dtype) for a in _grid(dimension))
     values = jax.vmap(lambda z: function(given, peak.mode + peak.root @ z))(nodes)
-    size = 0.5 * dimension * np.log(2 * np.pi) + jnp.sum(jnp.log(jnp.abs(jnp.diag(peak.root))))
+    size = 0.5 * dimension * np.log(2 * np.pi) + jnp.linalg.slogdet(peak.root)[1]
     return jax.nn.logsumexp(values + 0.5 * jnp.sum(nodes**2, axis=1) + log_weights) + size
 
 
@@ -43,40 +43,37 @@ def find_peak(function: Callable[[Any, Array], Array], given: Any, dimension: in
     """By Newton's method from zero, with the best of a few lengths of each step."""
     given = jax.lax.stop_gradient(given)
 
-    def value(u: Array) -> Array:
-        found = function(given, u)
-        return jnp.where(jnp.isnan(found), -jnp.inf, found)
+    def slope(u: Array) -> tuple[Array, Array]:
+        gradient = jax.grad(lambda v: function(given, v))(u)
+        return gradient, gradient
 
-    def curvature(u: Array) -> tuple[Array, Array]:
-        """Eigenvalues of the negative Hessian, made positive, and eigenvectors."""
-        H = jax.hessian(lambda v: function(given, v))(u)
-        if dimension == 1:
-            return jnp.maximum(jnp.abs(H[0]), LEAST_CURVATURE), jnp.ones_like(H)
-        values, vectors = jnp.linalg.eigh(-0.5 * (H + H.T))
-        return jnp.maximum(jnp.abs(values), LEAST_CURVATURE), vectors
-
-    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        number, u, _ = state
-        values, vectors = curvature(u)
-        direction = vectors @ ((vectors.T @ jax.grad(lambda v: function(given, v))(u)) / values)
+    def step(state: tuple[Array, Peak, Array]) -> tuple[Array, Peak, Array]:
+        number, (u, _), _ = state
+        H, gradient = jax.jacfwd(slope, has_aux=True)(u)
+        root = _root(H)
+        direction = root @ (root.T @ gradient)
         direction = jnp.where(jnp.isfinite(direction), direction, 0)
         lengths = jnp.asarray(STEPS, u.dtype)
-        reached = jax.vmap(lambda length: value(u + length * direction))(lengths)
-        best = jnp.argmax(reached)
-        better = reached[best] > value(u)
-        moved = jnp.where(better, lengths[best], 0) * direction
-        return number + 1, u + moved, jnp.max(jnp.abs(moved) * jnp.sqrt(jnp.max(values)))
+        reached = jax.vmap(lambda length: function(given, u + length * direction))(lengths)
+        length = lengths[jnp.argmax(jnp.where(jnp.isnan(reached), -jnp.inf, reached))]
+        moved = jnp.max(jnp.abs(length * root.T @ gradient))
+        return number + 1, Peak(u + length * direction, root), jnp.where(jnp.isnan(moved), 0, moved)
 
-    def again(state: tuple[Array, Array, Array]) -> Array:
+    def again(state: tuple[Array, Peak, Array]) -> Array:
         return (state[0] < MOST_STEPS) & (state[2] > TOLERANCE)
 
     dtype = jnp.result_type(*jax.tree.leaves(given), 0.0)
-    first = (jnp.zeros((), jnp.int32), jnp.zeros(dimension, dtype), jnp.asarray(jnp.inf, dtype))
-    mode = jax.lax.while_loop(again, step, first)[1]
-    values, vectors = curvature(mode)
-    covariance = (vectors / values) @ vectors.T
-    root = jnp.sqrt(covariance) if dimension == 1 else jnp.linalg.cholesky(covariance)
-    return Peak(mode, root)
+    begin = Peak(jnp.zeros(dimension, dtype), jnp.eye(dimension, dtype=dtype))
+    first = (jnp.zeros((), jnp.int32), begin, jnp.asarray(jnp.inf, dtype))
+    return jax.lax.while_loop(again, step, first)[1]
+
+
+def _root(H: Array) -> Array:
+    """A root of the covariance that a Hessian stands for, its curvature made positive where it is not."""
+    if len(H) == 1:
+        return 1 / jnp.sqrt(jnp.maximum(jnp.abs(H), LEAST_CURVATURE))
+    values, vectors = jnp.linalg.eigh(-0.5 * (H + H.T))
+    return vectors / jnp.sqrt(jnp.maximum(jnp.abs(values), LEAST_CURVATURE))
 
 
 @lru_cache

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import equinox as eqx
@@ -45,6 +46,8 @@ class NumPyroModel(AbstractModel):
     scale: Array | None = None
     # Whether the prior is that Gaussian, or needs a site for the rest of it.
     is_gaussian: bool = eqx.field(static=True, default=True)
+    # To how many rows groups are padded, so that sites share one shape; each its own, if None.
+    group_rows: int | None = eqx.field(static=True, default=None)
 
     smooth: ClassVar[bool] = True
 
@@ -54,7 +57,8 @@ class NumPyroModel(AbstractModel):
         if self.layout is None:
             first = shards[0]() if callable(shards[0]) else shards[0]
             model = self.sized(first)
-        model._check_groups(shards)
+        if self.local and not any(callable(shard) for shard in shards):
+            model = replace(model, group_rows=rounded(model._largest_group(shards)))
         if model.is_gaussian or model.given_prior is not None:
             return model, shards
         return model, [*shards, PriorTerms()]
@@ -65,7 +69,7 @@ class NumPyroModel(AbstractModel):
         with precision(np.float64):
             layout = laid_out(self.program, {name: array[:1] for name, array in rows.items()}, dict(self.local))
             location, scale, is_gaussian = self._base(layout)
-        return type(self)(self.program, self.names, self.local, self.posterior, layout, location, scale, is_gaussian)
+        return replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
 
     def _base(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, bool]:
         """A Gaussian in the place of the prior: its moments, and whether it is the prior."""
@@ -106,9 +110,11 @@ class NumPyroModel(AbstractModel):
         layout = self._sized()
         if isinstance(raw, PriorTerms):
             arrays = layout.nothing()
-            there, group = (np.ones((1, 1), bool), np.zeros(1, np.int32)) if layout.local else (None, None)
+            there = group = None
             if layout.local:
-                arrays = {name: array[None] for name, array in arrays.items()}
+                most = self.group_rows or 1
+                there, group = np.ones((1, most), bool), np.zeros(1, np.int32)
+                arrays = {name: np.repeat(array[None], most, axis=1) for name, array in arrays.items()}
             return make_shard(Observed(arrays, there, group, np.ones(1, bool)), np.ones(1))
         arrays = self._arrays(site, raw)
         for name, shape, dtype in layout.rows:
@@ -128,7 +134,7 @@ class NumPyroModel(AbstractModel):
     def _grouped(self, arrays: dict[str, np.ndarray], count: int) -> Shard:
         codes = arrays[self.local[0][1]].astype(np.int32) if self.local else np.arange(count, dtype=np.int32)
         known, index, sizes = np.unique(codes, return_inverse=True, return_counts=True)
-        most = rounded(int(sizes.max()))
+        most = self.group_rows or rounded(int(sizes.max()))
         chosen, there = np.zeros((len(known), most), int), np.zeros((len(known), most), bool)
         for number in range(len(known)):
             rows = np.flatnonzero(index == number)
@@ -161,17 +167,18 @@ class NumPyroModel(AbstractModel):
                 raise ShardError(site, argument, "names groups: expected a whole number for each row")
         return arrays
 
-    def _check_groups(self, shards: Sequence[Any]) -> None:
-        """A group's variables are at one site, or they would be counted twice."""
-        if not self.local or any(callable(shard) for shard in shards):
-            return
+    def _largest_group(self, shards: Sequence[Any]) -> int:
+        """How many rows it has. A group's variables are at one site, or they would be counted twice."""
         seen: dict[int, int] = {}
+        most = 0
         for site, shard in enumerate(shards):
-            for code in np.unique(self._arrays(site, shard)[self.local[0][1]]):
+            codes, sizes = np.unique(self._arrays(site, shard)[self.local[0][1]], return_counts=True)
+            most = max(most, int(sizes.max()))
+            for code in codes:
                 if seen.setdefault(int(code), site) != site:
-                    raise ShardError(
-                        site, self.local[0][1], f"group {code} is at site {seen[int(code)]} too: keep it whole"
-                    )
+                    where = seen[int(code)]
+                    raise ShardError(site, self.local[0][1], f"group {code} is at site {where} too: keep it whole")
+        return most
 
     def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> Array:
         """log p(y_n | θ) for each row, or for each group, its own variables integrated out."""
