@@ -60,6 +60,14 @@ class Result:
             raise InputError(f"site {site}: there are sites 0 to {len(self.factors) - 1}")
         return reduce(lambda a, b: a * b, (t for m, t in enumerate(self.factors) if m != site), self.prior)
 
+    def contributions(self) -> np.ndarray:
+        """How far the posterior would be without each site, in nats: KL(posterior ‖ posterior / factor).
+
+        nan where the others alone say nothing proper.
+        """
+        cavities = (self.posterior / factor for factor in self.factors)
+        return np.array([self.posterior.kl(rest) if rest.is_proper() else np.nan for rest in cavities])
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the posterior and all factors, bit by bit."""

@@ -4,7 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -73,7 +73,7 @@ def fit(
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
         seed: with the same seed, the same result.
-        callbacks: called with every event.
+        callbacks: called with every event: `[pt.telemetry.Progress()]` shows how far it is.
 
     Returns:
         The posterior, the factors, the log evidence and the history.
@@ -103,12 +103,14 @@ def fit(
         limits=limits,
         seed=seed,
     )
-    run.engine.open(run.job(), run.shards)
-    try:
-        with nullcontext() if run_dir is None else run.journal(run_dir, resume) as journal:
-            return run.finish(callbacks, journal)
-    finally:
-        run.engine.close()
+    with ExitStack() as opened:
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                opened.enter_context(callback)
+        run.engine.open(run.job(), run.shards)
+        opened.callback(run.engine.close)
+        journal = None if run_dir is None else opened.enter_context(run.journal(run_dir, resume))
+        return run.finish(callbacks, journal)
 
 
 def events(

@@ -208,9 +208,16 @@ class Journal:
             raise StorageError(f"{self.path}: {error}") from error
 
 
-def read_history(run_dir: str | os.PathLike) -> list[Row]:
-    """The history of a run, finished or not."""
-    return [json.loads(row) for (row,) in _selected(run_dir, "SELECT row FROM history ORDER BY fold")]
+def read_history(run_dir: str | os.PathLike, after: int = 0) -> list[Row]:
+    """The history of a run, finished or not; only what came after a fold, if asked."""
+    query = "SELECT row FROM history WHERE fold > ? ORDER BY fold"
+    return [json.loads(row) for (row,) in _selected(run_dir, query, after)]
+
+
+def read_updates(run_dir: str | os.PathLike, after: int = 0) -> list[tuple[int, int, int]]:
+    """Number, site and task's version of every update after a number: who answered what."""
+    query = "SELECT number, site, version FROM arrivals WHERE number > ? AND kind = 'update' ORDER BY number"
+    return _selected(run_dir, query, after)
 
 
 def read_notices(run_dir: str | os.PathLike) -> list[Notice]:
@@ -219,13 +226,16 @@ def read_notices(run_dir: str | os.PathLike) -> list[Notice]:
     return [Notice(site, kind, payload.decode(errors="replace")) for site, kind, payload in _selected(run_dir, query)]
 
 
-def _selected(run_dir: str | os.PathLike, query: str) -> list[tuple]:
+def _selected(run_dir: str | os.PathLike, query: str, *values: int) -> list[tuple]:
+    """What a query finds, whoever is writing meanwhile."""
     path = Path(run_dir) / "journal.sqlite"
     if not path.exists():
         raise StorageError(f"{path}: no such run")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute(query).fetchall()
+            return database.execute(query, values).fetchall()
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"{path}: {error}") from error
     except sqlite3.DatabaseError as error:
         raise CorruptStorage(f"{path}: {error}") from error
 
@@ -331,6 +341,25 @@ def _describe_callable(value: Any, seen: frozenset[int]) -> Any:
     closure = [cell.cell_contents for cell in value.__closure__ or ()]
     parts = (value.__code__, closure, value.__defaults__, value.__kwdefaults__, plain)
     return [value.__qualname__, *(describe(part, seen) for part in parts)]
+
+
+def write_text(path: str | os.PathLike, text: str) -> Path:
+    """A file that can be written again at any time: it has this text, or what it had before."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise StorageError(f"{target}: {error.strerror or error}") from error
+    return target
 
 
 def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row) -> None:

@@ -1,6 +1,8 @@
 """Events of a run, and those who listen: history, metrics, progress bars, JSON lines."""
 
 import json
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
@@ -14,6 +16,9 @@ from partita.families import Family
 from partita.models import Hyper
 
 Row = dict[str, Any]
+
+# Seconds until the first line about progress where there is no bar, and from one to the next.
+FIRST_LINE, BETWEEN_LINES = 2.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Event:
         return {
             "fold": self.fold,
             "version": self.version,
+            "total": self.total,
             "round": self.round,
             "site": self.sites[0] if len(self.sites) == 1 else None,
             "sites": len(self.sites),
@@ -80,7 +86,10 @@ class Event:
 
 
 class Callback(Protocol):
-    """Called with every event; what it returns is added to the event's metrics."""
+    """Called with every event; what it returns is added to the event's metrics.
+
+    One that is a context manager, too, is entered while `fit` runs.
+    """
 
     def __call__(self, event: Event) -> Row | None: ...
 
@@ -118,14 +127,31 @@ class JsonLines:
 
 
 class Progress:
-    """A Rich progress bar; with `console=None`, on standard error."""
+    """How far a run is: a Rich bar on a terminal or in a notebook, elsewhere a line of plain text now and then.
 
-    def __init__(self, label: str = "fitting", console: Any = None):
-        self.label, self._console = label, console
+    `fit(..., callbacks=[Progress()])` is enough: `fit` enters callbacks that are context managers. Whatever else takes
+    its time calls `show`. On standard error, with `console=None`; with `quiet`, nowhere.
+    """
+
+    def __init__(self, label: str = "fitting", console: Any = None, quiet: bool = False):
+        self.label, self._console, self._quiet = label, console, quiet
+        self._bar: Any = None
+        self._entered = 0
 
     def __enter__(self) -> "Progress":
+        self._entered += 1
+        if self._entered == 1 and not self._quiet:
+            from rich.console import Console
+
+            self._console = self._console or Console(stderr=True)
+            # The last words, those that were printed last, and when there may be others.
+            self._words, self._printed, self._next = "", "", time.monotonic() + FIRST_LINE
+            if self._console.is_terminal or self._console.is_jupyter:
+                self._start_bar()
+        return self
+
+    def _start_bar(self) -> None:
         from rich import progress
-        from rich.console import Console
 
         columns: Sequence[Any] = (
             progress.TextColumn("{task.description:<28}"),
@@ -134,21 +160,43 @@ class Progress:
             progress.TextColumn("{task.fields[note]}"),
             progress.TimeElapsedColumn(),
         )
-        self._bar = progress.Progress(*columns, console=self._console or Console(stderr=True))
+        # What goes to a file or a pipe must not end up above the bar.
+        self._bar = progress.Progress(*columns, console=self._console, redirect_stdout=sys.stdout.isatty())
         self._bar.start()
         self._task = self._bar.add_task(self.label, total=None, note="")
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._entered -= 1
+        if self._entered or self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        elif self._printed and self._words != self._printed:
+            self.say(self._words)
 
     def __call__(self, event: Event) -> None:
         energy = "" if event.free_energy is None else f"free energy {event.free_energy:.2f}"
-        self.show(event.version, event.total, energy)
+        rounds = event.total * event.round / event.version
+        self.show(event.version, event.total, energy, words=f"round {event.round:.0f} of {rounds:.0f}")
 
-    def show(self, done: int, total: int | None, note: str, label: str | None = None) -> None:
-        """How far it is, in whatever words."""
-        self._bar.update(self._task, description=label or self.label, total=total, completed=done, note=note)
+    def show(self, done: int, total: int | None, note: str, label: str | None = None, words: str | None = None) -> None:
+        """How far it is; where there is no bar to be filled, in words."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, description=label or self.label, total=total, completed=done, note=note)
+            return
+        far = words or ("" if total is None else f"{done} of {total}")
+        self._words = f"{label or self.label}: " + ", ".join(part for part in (far, note) if part)
+        if time.monotonic() >= self._next and self._words != self._printed:
+            self._next, self._printed = time.monotonic() + BETWEEN_LINES, self._words
+            self.say(self._words)
+
+    def say(self, words: str) -> None:
+        """A line that stays."""
+        if not self._quiet:
+            self._console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def to_json(row: Row) -> str:

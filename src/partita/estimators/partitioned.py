@@ -149,12 +149,10 @@ class _Partitioned(BaseEstimator):
         That is KL(posterior ‖ posterior / factor); nan where the others alone say nothing proper.
         """
         check_is_fitted(self, "result_")
-        found = []
-        for part, factor in zip(self._parts, self.result_.factors, strict=True):
-            without = self.result_.posterior / factor
-            nats = float(self.result_.posterior.kl(without)) if without.is_proper() else np.nan
-            found.append({"site": part.name, "rows": part.rows, "nats": nats})
-        return found
+        nats = self.result_.contributions().tolist()
+        return [
+            {"site": part.name, "rows": part.rows, "nats": own} for part, own in zip(self._parts, nats, strict=True)
+        ]
 
     def forget(self, site: Any) -> Self:
         """Divide a site's factor out, and let the others refine theirs.

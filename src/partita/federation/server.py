@@ -45,7 +45,7 @@ class Reporter:
         """Called with every fold."""
         self._state = "running"
         row = event.row()
-        self._row = {**row, "total": event.total, "replayed": event.replayed}
+        self._row = {**row, "replayed": event.replayed}
         for work in event.work:
             self._sites[work.site] = {"staleness": work.staleness, "accepted": event.accepted, "seconds": work.seconds}
         if not event.replayed:
