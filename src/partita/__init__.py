@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StreamingGPClassifier,
         StreamingGPRegressor,
     )
+    from partita.formulas import Regression, compare, regress
     from partita.hyper import LearnHyper
     from partita.limits import Limits
     from partita.models import Model, from_numpyro
@@ -66,15 +67,18 @@ _NAMES = {
     "PartitaError": "partita.errors",
     "PartitionedClassifier": "partita.estimators",
     "PartitionedRegressor": "partita.estimators",
+    "Regression": "partita.formulas",
     "Result": "partita.result",
     "StreamingGPClassifier": "partita.estimators",
     "StreamingGPRegressor": "partita.estimators",
+    "compare": "partita.formulas",
     "events": "partita.run",
     "evidence": "partita.run",
     "fit": "partita.run",
     "from_numpyro": "partita.models",
     "load": "partita.result",
     "partial_fit": "partita.run",
+    "regress": "partita.formulas",
 }
 
 __all__ = [
@@ -84,10 +88,12 @@ __all__ = [
     "PartitaError",
     "PartitionedClassifier",
     "PartitionedRegressor",
+    "Regression",
     "Result",
     "StreamingGPClassifier",
     "StreamingGPRegressor",
     "__version__",
+    "compare",
     "damping",
     "datasets",
     "engines",
@@ -105,6 +111,7 @@ __all__ = [
     "models",
     "partial_fit",
     "predictive",
+    "regress",
     "report",
     "schedules",
     "solvers",

@@ -250,7 +250,8 @@ def _mapped(function: Callable[[Array], Any], points: Array, data: Any) -> Any:
 def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = None) -> Expectation:
     """The best expectation that a model allows, or the wanted one if it is possible."""
     gaussian = isinstance(prior, Gaussian | MeanField)
-    vector = gaussian and isinstance(prior.precision, np.ndarray | jax.Array) and len(prior.precision) <= MOST_CURVED
+    leaves = jax.tree.leaves(prior)
+    vector = gaussian and len(leaves) == 2 and leaves[0].ndim == 1 and leaves[0].size <= MOST_CURVED
     if wanted is None:
         if model.closed_form:
             return ClosedForm()

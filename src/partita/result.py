@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from partita._version import __version__
 from partita.errors import InputError, RunMismatch
+from partita.exchange import inference_data
 from partita.families import Family
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper, prior_of
@@ -53,6 +55,15 @@ class Result:
         """`number` draws of the parameters; `key` is a JAX key or a whole number."""
         key = jax.random.key(key) if isinstance(key, int | np.integer) else key
         return self.model.named(self.posterior.sample(key, (number,)))
+
+    def to_arviz(self, shards: Sequence[Any] = (), draws: int = 1000, key: Any = 0) -> Any:
+        """An ArviZ `InferenceData`: draws of the posterior, and the history as sample statistics.
+
+        With shards, where they are at hand: what was observed, its log likelihood, and new observations in its place.
+        """
+        key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        checked = [self.model.shard(site, shard) for site, shard in enumerate(shards)]
+        return inference_data(self.model, self.posterior, self.hyper, self.history, checked, draws, key)
 
     def cavity(self, site: int) -> Family:
         """What all the other sites believe: prior × ∏ of their factors."""

@@ -5,13 +5,14 @@ to ask. An empty list means: wait for somebody to come back.
 """
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
-from partita.checks import check_count, check_share
+from partita.checks import check_count, check_not_negative, check_share
 
 
 class Board:
@@ -29,6 +30,8 @@ class Board:
         self.barred: set[int] = set()
         # How often in a row what sites said was out of all proportion.
         self.strikes: dict[int, int] = {}
+        # How far the latest fold moved the posterior, and the latest one of each site.
+        self.moved = 0.0
         self.last_change: dict[int, float] = {}
         self.last_visit: dict[int, int] = {}
 
@@ -38,7 +41,7 @@ class Board:
             self.outstanding[site] = self.version
 
     def returned(self, sites: Iterable[int], version: int, change: float) -> None:
-        self.version = version
+        self.version, self.moved = version, change
         for site in sites:
             del self.outstanding[site]
             self.idle[site] = None
@@ -209,15 +212,19 @@ class Synchronous(Schedule):
     """All sites at once, from the same posterior; or a random share of them each round.
 
     With `hold`, the outer loop of a double one: for so many rounds sites are told of the same earlier posterior too.
+    With `settled`, the run ends before its last round when the posterior has moved by at most so many nats (KL) in each
+    of three rounds.
     """
 
     rounds: int = 50
     participation: float = 1.0
     hold: int = 1
+    settled: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("schedule: ", rounds=self.rounds, hold=self.hold)
         check_share("schedule: ", participation=self.participation)
+        check_not_negative("schedule: ", settled=self.settled)
 
     @property
     def parallel(self) -> bool:
@@ -232,12 +239,16 @@ class Synchronous(Schedule):
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         generator, number = board.random(), self._number(board.sites)
+        moved: deque[float] = deque(maxlen=3)
         for _ in range(self.rounds):
             everybody = number == board.sites
             order = range(board.sites) if everybody else map(int, generator.permutation(board.sites))
             while board.nobody:
                 yield []
             yield sorted(islice((site for site in order if site not in board.away), number))
+            moved.append(board.moved)
+            if len(moved) == 3 and max(moved) <= self.settled:
+                return
 
     def total(self, sites: int) -> int:
         return self.rounds * self._number(sites)

@@ -70,6 +70,14 @@ class AbstractModel(eqx.Module):
         """Draws of the parameters, as people know them."""
         return draws
 
+    def observed(self, data: Any) -> dict[str, Array]:
+        """What was observed, by name, in a shard's data."""
+        return {}
+
+    def replicated(self, params: Any, data: Any, hyper: Hyper, key: Array) -> dict[str, Array]:
+        """New observations in the place of those, given θ; nothing, where a model cannot draw them."""
+        return {}
+
     def expected_log_prob(self, mean: Any, data: Any, hyper: Hyper) -> Array:
         """E_q[log p(y_n | θ, ε)] for each row, from the mean parameters of q; where `closed_form`."""
         raise InputError(f"{type(self).__name__} has no closed form")
@@ -130,6 +138,16 @@ class Predictor(AbstractModel):
     @abstractmethod
     def response(self, f: Array) -> Array:
         """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""
+
+    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
+        """y ~ p(y | f) for each row, of the kind of `like`, observed ones."""
+        raise InputError(f"{type(self).__name__} does not draw targets")
+
+    def observed(self, data: Rows) -> dict[str, Array]:
+        return {"y": data.y}
+
+    def replicated(self, params: Any, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
+        return {"y": self.sample_targets(self.predictors(params, data.X), hyper, key, data.y)}
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         """Of new observations, noise included; where these are numbers around a mean."""

@@ -81,5 +81,5 @@ def _grid(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     nodes, weights = np.polynomial.hermite_e.hermegauss(POINTS[dimension])
     mesh = np.stack(np.meshgrid(*[nodes] * dimension, indexing="ij"), axis=-1).reshape(-1, dimension)
     logs = np.log(weights / weights.sum())
-    total = sum(np.meshgrid(*[logs] * dimension, indexing="ij")).reshape(-1)
+    total = np.sum(np.meshgrid(*[logs] * dimension, indexing="ij"), axis=0).reshape(-1)
     return mesh, total

@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError
 from partita.models.integrals import POINTS
-from partita.runtime import Array, on_host
+from partita.runtime import Array
 
-# Of the prior.
-DRAWS = 500
+# Of the prior, one by one: compiling many at once would take longer.
+DRAWS = 20
 
 
 class Latent(NamedTuple):
@@ -80,9 +79,13 @@ def executed(
     arrays: Mapping[str, Array],
     unconstrained: Callable[[str], Array | None],
     seed: Any = 0,
+    redraw: bool = False,
     validate: bool = False,
 ) -> dict[str, Site]:
-    """The sample statements of one run of a program, with given unconstrained values of variables, or drawn ones."""
+    """The sample statements of one run of a program, with given unconstrained values of variables, or drawn ones.
+
+    With `redraw`, what was observed is drawn too.
+    """
     from numpyro import handlers
     from numpyro.distributions import distribution
     from numpyro.distributions.transforms import biject_to
@@ -100,7 +103,8 @@ def executed(
         jacobians[site["name"]] = jnp.sum(log_jacobian, axis=tuple(range(-extra, 0)))
         return value
 
-    run = handlers.trace(handlers.substitute(handlers.seed(program, seed), substitute_fn=fill))
+    seeded = handlers.seed(handlers.uncondition(program) if redraw else program, seed)
+    run = handlers.trace(handlers.substitute(seeded, substitute_fn=fill))
     with distribution.validation_enabled(validate):
         trace = run.get_trace(**arrays)
     _check_statements(trace)
@@ -227,17 +231,18 @@ def prior_draws(program: Callable, layout: Layout) -> tuple[np.ndarray, np.ndarr
     """Draws of the global variables from their prior, unconstrained; and moments of those that are normal, else nan."""
     from numpyro.distributions.transforms import biject_to
 
-    def one(key: Array) -> tuple[Array, Array, Array]:
-        sites = executed(program, layout.nothing(), lambda name: None, key)
-        values, locations, scales = [], [], []
-        for latent in layout.latents:
-            site = sites[latent.name]
-            values.append(jnp.ravel(biject_to(site.fn.support).inv(site.value)))
-            for moments, moment in zip((locations, scales), _normal_moments(site.fn), strict=True):
-                moments.append(jnp.ravel(jnp.broadcast_to(jnp.asarray(moment, values[0].dtype), latent.shape)))
-        return jnp.concatenate(values), jnp.concatenate(locations), jnp.concatenate(scales)
-
-    return on_host(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), DRAWS)))
+    drawn, locations, scales = [], [], []
+    for seed in range(DRAWS):
+        sites = executed(program, layout.nothing(), lambda name: None, seed)
+        mine = [(latent, sites[latent.name]) for latent in layout.latents]
+        drawn.append([biject_to(site.fn.support).inv(site.value) for _, site in mine])
+        moments = [[np.broadcast_to(m, latent.shape) for m in _normal_moments(site.fn)] for latent, site in mine]
+        locations.append([location for location, _ in moments])
+        scales.append([scale for _, scale in moments])
+    joined = [
+        [np.concatenate([np.ravel(part) for part in draw]) for draw in kind] for kind in (drawn, locations, scales)
+    ]
+    return np.array(joined[0]), np.array(joined[1]), np.array(joined[2])
 
 
 def _normal_moments(fn: Any) -> tuple[Any, Any]:
@@ -245,4 +250,4 @@ def _normal_moments(fn: Any) -> tuple[Any, Any]:
 
     while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
         fn = fn.base_dist
-    return (fn.loc, fn.scale) if type(fn) is dist.Normal else (jnp.nan, jnp.nan)
+    return (fn.loc, fn.scale) if type(fn) is dist.Normal else (np.nan, np.nan)

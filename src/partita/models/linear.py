@@ -82,6 +82,9 @@ class Classifier(LinearPredictor):
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         return check_labels(site, LinearPredictor.targets(self, site, y), 2)
 
+    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
+        return jax.random.bernoulli(key, self.response(f)[..., 1]).astype(like.dtype)
+
     def predict(self, response: np.ndarray) -> np.ndarray:
         return (response[:, 1] > 0.5).astype(int)
 
@@ -124,6 +127,9 @@ class PoissonRegression(LinearPredictor):
         """E[exp f] = exp(m + v/2) for a Gaussian predictor."""
         m, v = mean.project(data.X)
         return data.y * m - jnp.exp(m + 0.5 * v) - gammaln(data.y + 1)
+
+    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
+        return jax.random.poisson(key, jnp.exp(f)).astype(like.dtype)
 
     def response(self, f: Array) -> Array:
         return jnp.exp(f)
@@ -181,6 +187,10 @@ class LinearRegression(LinearPredictor):
         fit = y**2 * mean.minus_half_precision + y * (X @ mean.weighted_location) + square
         return 0.5 * (mean.expected_log - LOG_2PI) + fit
 
+    def replicated(self, params: Any, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
+        w, noise = (params, hyper["noise"]) if self.noise is not None else (params[0], 1 / jnp.sqrt(params[1]))
+        return {"y": data.X @ w + noise * jax.random.normal(key, data.y.shape, data.y.dtype)}
+
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         if self.noise is not None:
             return q.project(X)[1] + hyper["noise"] ** 2
@@ -206,6 +216,9 @@ class RobustRegression(LinearPredictor):
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         return student.logpdf(y, self.degrees, f, hyper["noise"])
+
+    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
+        return f + hyper["noise"] * jax.random.t(key, self.degrees, f.shape, f.dtype)
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         own = self.degrees / (self.degrees - 2) * hyper["noise"] ** 2 if self.degrees > 2 else jnp.inf
@@ -257,11 +270,24 @@ class SoftmaxRegression(LinearPredictor):
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         return f[y] - jax.nn.logsumexp(f)
 
+    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
+        return jax.random.categorical(key, f).astype(like.dtype)
+
     def response(self, f: Array) -> Array:
         return jax.nn.softmax(f, axis=-1)
 
     def predict(self, response: np.ndarray) -> np.ndarray:
         return response.argmax(axis=-1)
+
+
+def in_units_of_data(
+    mean: np.ndarray, covariance: np.ndarray, centre: np.ndarray, unit: np.ndarray, intercept: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Moments of coefficients, the intercept last, of columns that were (x - centre) / unit; stacked ones, too."""
+    T = np.diag(np.append(1 / unit, 1.0)) if intercept else np.diag(1 / unit)
+    if intercept:
+        T[-1, :-1] = -centre / unit
+    return mean @ T.T, T @ covariance @ T.T
 
 
 __all__ = [
@@ -271,4 +297,5 @@ __all__ = [
     "ProbitRegression",
     "RobustRegression",
     "SoftmaxRegression",
+    "in_units_of_data",
 ]

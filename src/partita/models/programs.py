@@ -14,7 +14,7 @@ from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField
 from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.integrals import find_peak, log_integral
-from partita.models.layout import Latent, Layout, Site, executed, laid_out, prior_draws
+from partita.models.layout import Layout, Site, executed, laid_out, prior_draws
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
 
@@ -75,7 +75,7 @@ class NumPyroModel(AbstractModel):
         """A Gaussian in the place of the prior: its moments, and whether it is the prior."""
         draws, location, scale = prior_draws(self.program, layout)
         fixed = np.all(scale == scale[0], axis=0) & np.all(location == location[0], axis=0)
-        mean, deviation = draws.mean(axis=0), np.clip(draws.std(axis=0), 1e-3, 1e3)
+        mean, deviation = np.median(draws, axis=0), np.clip(draws.std(axis=0), 0.1, 1e3)
         mean, deviation = np.where(fixed, location[0], mean), np.where(fixed, scale[0], deviation)
         if not np.all(np.isfinite([mean, deviation])):
             raise InputError("model: draws of the prior are not finite: give every variable a proper prior")
@@ -97,13 +97,10 @@ class NumPyroModel(AbstractModel):
         """A narrow density around the prior's mean; data may be far from what a wide prior expects."""
         if self.layout is None or self.given_prior is not None:
             return None
-        narrow = 0.1 * np.minimum(self.scale, 1.0)
-        kind = MeanField.from_moments
-        return (
-            kind(self.location, narrow)
-            if self.posterior == "mean-field"
-            else Gaussian.from_moments(self.location, np.diag(narrow**2))
-        )
+        narrow = 0.1 * np.minimum(np.asarray(self.scale), 1.0)
+        if self.posterior == "mean-field":
+            return MeanField.from_moments(self.location, narrow)
+        return Gaussian.from_moments(self.location, np.diag(narrow**2))
 
     def shard(self, site: int, raw: Any) -> Shard:
         """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
@@ -242,12 +239,31 @@ class NumPyroModel(AbstractModel):
         beside = self.log_prior(params) - MeanField.from_moments(self.location, self.scale).log_prob(params)
         return jnp.broadcast_to(beside, data.is_prior.shape)
 
-    def run(self, params: Array | None, own: Array | None, arrays: Mapping[str, Array]) -> dict[str, Site]:
-        """Run the program with these values of its variables, unconstrained; with drawn ones, if None."""
-        layout = self.layout
-        known = {} if layout is None else {latent.name: (latent, params) for latent in layout.latents}
-        known |= {} if layout is None else {latent.name: (latent, own) for latent in layout.local}
-        return executed(self.program, arrays, lambda name: _taken(*known[name]) if name in known else None)
+    def run(
+        self, params: Array, own: Array | None, arrays: Mapping[str, Array], key: Array | None = None
+    ) -> dict[str, Site]:
+        """Run the program with these values of its variables, unconstrained; with a key, what is observed is drawn."""
+        layout = self._sized()
+        known = {latent.name: latent.taken(params) for latent in layout.latents}
+        if own is not None:
+            known |= {latent.name: latent.taken(own) for latent in layout.local}
+        return executed(self.program, arrays, known.get, 0 if key is None else key, redraw=key is not None)
+
+    def observed(self, data: Observed) -> dict[str, Array]:
+        """Only where rows are rows: groups are padded, and have variables of their own."""
+        layout = self._sized()
+        if layout.local:
+            return {}
+        sites = self.run(jnp.zeros(layout.size), None, data.arrays)
+        return {name: sites[name].value for name, axis in layout.observed if axis is not None}
+
+    def replicated(self, params: Array, data: Observed, hyper: Hyper, key: Array) -> dict[str, Array]:
+        layout = self._sized()
+        if layout.local:
+            return {}
+        names = {name for name, axis in layout.observed if axis is not None}
+        sites = self.run(params, None, data.arrays, key)
+        return {name: sites[name].value for name in names}
 
     def named(self, draws: Any) -> dict[str, np.ndarray]:
         """Constrained values of the program's global variables, by name; a row for each draw."""
@@ -293,11 +309,7 @@ def _local_draws(model: NumPyroModel, draws: Array, noise: Array, data: Observed
         return {latent.name: jnp.take(sites[latent.name].value, group, axis=latent.axis) for latent in layout.local}
 
     groups = jax.vmap(of_group, (None, 0, 0, 0, 0))
-    return jax.lax.map(lambda pair: groups(*pair, data.arrays, data.there, data.group), (draws, noise))
-
-
-def _taken(latent: Latent, numbers: Array | None) -> Array | None:
-    return None if numbers is None else latent.taken(numbers)
+    return jax.lax.map(lambda two: groups(two[0], two[1], data.arrays, data.there, data.group), (draws, noise))
 
 
 def from_numpyro(

@@ -1,0 +1,111 @@
+"""Posteriors as ArviZ knows them."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from partita.errors import InputError
+from partita.families import Family
+from partita.models import AbstractModel, Hyper
+from partita.models.linear import LinearPredictor
+from partita.runtime import Array, on_host, precision
+from partita.shards import Shard
+from partita.telemetry import Row
+
+CHAINS = 4
+
+
+def inference_data(
+    model: AbstractModel,
+    posterior: Family,
+    hyper: Hyper,
+    history: Sequence[Row],
+    shards: Sequence[Shard],
+    draws: int,
+    key: Array,
+) -> Any:
+    """Draws of the posterior, and what they say about these shards: log likelihoods and new observations."""
+    for_params, for_data = jax.random.split(key)
+    params = posterior.sample(for_params, (-(-draws // CHAINS) * CHAINS,))
+    groups: dict[str, Any] = {"posterior": variables(model, params)}
+    numbers = {name: [row.get(name) for row in history] for name in (history[0] if history else ())}
+    numeric = {name: column for name, column in numbers.items() if _is_numeric(column)}
+    groups["sample_stats"] = {
+        name: np.array([np.nan if value is None else float(value) for value in column])
+        for name, column in numeric.items()
+    }
+    if shards:
+        looked_at = [
+            _looked_at(model, params, shard, hyper, jax.random.fold_in(for_data, m)) for m, shard in enumerate(shards)
+        ]
+        for number, name in enumerate(("log_likelihood", "posterior_predictive", "observed_data")):
+            parts = [part[number] for part in looked_at]
+            axis = 0 if name == "observed_data" else 1
+            groups[name] = {key: np.concatenate([part[key] for part in parts], axis=axis) for key in parts[0]}
+    chained = {
+        name: group if name == "observed_data" else {key: _chained(name, value) for key, value in group.items()}
+        for name, group in groups.items()
+        if group
+    }
+    return imported().from_dict(**chained)
+
+
+def _chained(name: str, values: Any) -> np.ndarray:
+    """Draws are independent: any parting into chains will do, and with several, ArviZ can compare them."""
+    array = np.asarray(values)
+    return array[None] if name == "sample_stats" else array.reshape(CHAINS, -1, *array.shape[1:])
+
+
+def imported() -> Any:
+    """ArviZ, without its announcement of things to come."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            import arviz
+    except ImportError:
+        raise InputError("to_arviz: needs ArviZ: pip install 'partita[arviz]'") from None
+    return arviz
+
+
+def variables(model: AbstractModel, params: Any) -> dict[str, np.ndarray]:
+    """Draws by name: a program's variables, a linear model's coefficients and intercept, or parts of a tree."""
+    named = model.named(params)
+    if isinstance(named, Mapping):
+        return {str(name): np.asarray(value) for name, value in named.items()}
+    if isinstance(model, LinearPredictor):
+        found = {}
+        weights = named
+        if isinstance(named, tuple):
+            weights, precision_ = named
+            found["noise"] = 1 / np.sqrt(np.asarray(precision_))
+        weights = np.asarray(weights).reshape(
+            *np.shape(weights)[:1], *((model.outputs,) if model.outputs > 1 else ()), -1
+        )
+        found["coef"] = weights[..., : model.features]
+        return found | ({"intercept": weights[..., -1]} if model.intercept else {})
+    paths, _ = jax.tree_util.tree_flatten_with_path(named)
+    return {jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(leaf) for path, leaf in paths}
+
+
+def _is_numeric(column: Sequence[Any]) -> bool:
+    present = [value for value in column if value is not None]
+    return bool(present) and all(isinstance(value, int | float) for value in present)
+
+
+def _looked_at(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[dict, dict, dict]:
+    with precision(model.dtype):
+        numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
+        return on_host(_compiled(model, params, shard, numbers, key))
+
+
+@eqx.filter_jit
+def _compiled(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[dict, dict, dict]:
+    observed = model.observed(shard.data)
+    keys = jax.random.split(key, len(jax.tree.leaves(params)[0]))
+    likely = jax.lax.map(lambda theta: model.log_prob(theta, shard.data, hyper), params)
+    drawn = jax.lax.map(lambda pair: model.replicated(pair[0], shard.data, hyper, pair[1]), (params, keys))
+    return {next(iter(observed), "y"): likely}, drawn, observed

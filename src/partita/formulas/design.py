@@ -1,0 +1,172 @@
+"""What sites agree on before a regression: columns, levels, units, and how a formula reads their tables."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from partita.errors import InputError
+from partita.formulas.tables import Column, agreed, conformed, described, example
+
+RANDOM_INTERCEPT = re.compile(r"\+?\s*\(\s*1\s*\|\s*([\w.]+)\s*\)")
+
+
+@dataclass(frozen=True)
+class Design:
+    """What all sites agree on before they fit: columns, their levels and units, and how the formula reads them.
+
+    Sites have told which levels their columns have, how many rows and groups there are, and sums of columns and their
+    squares.
+    """
+
+    formula: str
+    family: str
+    group: str | None
+    columns: Mapping[str, Column]
+    spec: Any = field(repr=False)
+    response: Any = field(repr=False)
+    names: tuple[str, ...]
+    intercept: bool
+    # Of the columns, and of the target.
+    centre: np.ndarray = field(repr=False)
+    unit: np.ndarray = field(repr=False)
+    target_centre: float = 0.0
+    target_unit: float = 1.0
+
+    def inputs(self, X: np.ndarray) -> np.ndarray:
+        return (X - self.centre) / self.unit
+
+    def targets(self, y: np.ndarray) -> np.ndarray:
+        return (y - self.target_centre) / self.target_unit
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One site's rows as a formula reads them; `group` counts the groups of all sites."""
+
+    X: np.ndarray
+    y: np.ndarray
+    group: np.ndarray | None
+    missing: int
+
+
+def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Design, dict[str, Rows]]:
+    """What sites agree on, and their rows read that way."""
+    fixed, group = _read_formula(formula)
+    from formulaic import Formula
+    from formulaic.errors import FormulaicError
+
+    try:
+        parsed = Formula(fixed)
+        names = sorted(map(str, parsed.required_variables))
+        left, right = parsed.lhs, parsed.rhs
+    except (FormulaicError, AttributeError, SyntaxError) as error:
+        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r} ({error})") from None
+    categorical = re.findall(r"\bC\(\s*([\w.]+)", fixed)
+    told = {site: described(site, frame, names, categorical) for site, frame in frames.items()}
+    columns = agreed(told)
+    try:
+        spec = right.get_model_matrix(example(columns)).model_spec
+    except (FormulaicError, NameError, TypeError, ValueError) as error:
+        raise InputError(f"formula: {formula!r} cannot be evaluated: {error}") from None
+    if spec.transform_state:
+        raise InputError(
+            f"formula: {', '.join(map(str, spec.transform_state))} depends on all data, which nobody has: use "
+            "fixed numbers, such as I((age - 50) / 10)"
+        )
+    reader = _Reader(columns, spec, left, family, group)
+    parts = {site: reader.rows(site, frame) for site, frame in frames.items()}
+    _number_groups(parts)
+    found = [name for name in spec.column_names if name != "Intercept"]
+    intercept = "Intercept" in spec.column_names
+    mean, deviation = _moments([rows.X for rows in parts.values()])
+    centre = mean if intercept else np.zeros_like(mean)
+    unit = np.where(deviation > 1e-12 * np.maximum(np.abs(mean), 1), deviation, 1.0)
+    middle, size = 0.0, 1.0
+    if family == "gaussian":
+        target_mean, target_deviation = _moments([rows.y[:, None] for rows in parts.values()])
+        middle, size = (float(target_mean[0]) if intercept else 0.0), float(target_deviation[0]) or 1.0
+    design = Design(formula, family, group, columns, spec, left, tuple(found), intercept, centre, unit, middle, size)
+    return design, parts
+
+
+def _read_formula(formula: str) -> tuple[str, str | None]:
+    """The part that formulaic reads, and the group that has intercepts of its own."""
+    if not isinstance(formula, str) or formula.count("~") != 1:
+        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r}")
+    groups = RANDOM_INTERCEPT.findall(formula)
+    fixed = RANDOM_INTERCEPT.sub("", formula)
+    if re.search(r"(?<!\|)\|(?!\|)", fixed) or len(groups) > 1:
+        raise InputError(f"formula: of terms with |, only one random intercept (1 | group) is known; got {formula!r}")
+    if not fixed.split("~")[1].strip(" +"):
+        fixed = fixed.split("~")[0] + "~ 1"
+    return fixed, (groups[0] if groups else None)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Turns a site's table into rows, at that site."""
+
+    columns: Mapping[str, Column]
+    spec: Any
+    left: Any
+    family: str
+    group: str | None
+
+    def rows(self, site: str, frame: Any) -> Rows:
+        needed = {**self.columns}
+        if self.group is not None:
+            if self.group not in frame.columns:
+                raise InputError(f"site {site}: has no column {self.group!r}, which names groups")
+            needed |= described(site, frame, [self.group], [self.group])
+        kept = conformed(frame, needed)
+        if not len(kept):
+            raise InputError(f"site {site}: no row has all of {', '.join(needed)}: leave the site out")
+        X = np.asarray(self.spec.get_model_matrix(kept), float)
+        inner = [i for i, name in enumerate(self.spec.column_names) if name != "Intercept"]
+        y = self._target(site, kept)
+        for what, array in (("formula", X), ("target", y)):
+            if not np.all(np.isfinite(array)):
+                raise InputError(f"site {site}: the {what} gives numbers that are not finite: look for log(0) or 1/0")
+        group = None if self.group is None else kept[self.group].cat.codes.to_numpy().astype(np.int32)
+        return Rows(X[:, inner], y, group, len(frame) - len(kept))
+
+    def _target(self, site: str, kept: Any) -> np.ndarray:
+        name = str(self.left).strip()
+        column = self.columns.get(name)
+        if column is not None and column.levels is not None:
+            if self.family != "bernoulli" or len(column.levels) != 2:
+                raise InputError(
+                    f"target {name!r}: is text with the levels {', '.join(column.levels[:5])}; {self.family} needs "
+                    + ("two of them, or 0 and 1" if self.family == "bernoulli" else "numbers")
+                )
+            return (kept[name] == column.levels[1]).to_numpy().astype(float)
+        y = np.asarray(self.left.get_model_matrix(kept), float)
+        if y.ndim != 2 or y.shape[1] != 1:
+            raise InputError(f"target {name!r}: expected one column, got {y.shape[1]}")
+        y = y[:, 0]
+        if self.family == "bernoulli" and not np.all(np.isin(y, (0, 1))):
+            raise InputError(f"site {site}: target {name!r} has to be 0 or 1 for bernoulli")
+        if self.family in ("poisson", "negative binomial") and (np.any(y < 0) or np.any(y != np.floor(y))):
+            raise InputError(f"site {site}: target {name!r} has to be a count for {self.family}")
+        return y
+
+
+def _number_groups(parts: dict[str, Rows]) -> None:
+    """Groups of all sites, counted through."""
+    before = 0
+    for site, rows in parts.items():
+        if rows.group is not None:
+            _, own = np.unique(rows.group, return_inverse=True)
+            parts[site] = Rows(rows.X, rows.y, (before + own).astype(np.int32), rows.missing)
+            before += int(own.max()) + 1
+
+
+def _moments(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of columns, from every site's number of rows, sums, and sums of squares."""
+    told = [(len(a), a.sum(axis=0), (a**2).sum(axis=0)) for a in arrays]
+    n, total, squares = (sum(numbers) for numbers in zip(*told, strict=True))
+    mean: Any = total / n
+    return mean, np.sqrt(np.maximum(squares / n - mean**2, 0))

@@ -1,0 +1,177 @@
+"""Regressions across silos: a formula, a family, one table per site, and a posterior without pooling."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from partita.checks import check_positive
+from partita.errors import InputError
+from partita.formulas.design import Design, Rows, designed
+from partita.formulas.regression import Regression
+from partita.formulas.tables import read_sites
+from partita.models import AbstractModel, LinearRegression, LogisticRegression, PoissonRegression, from_numpyro
+from partita.run import fit
+from partita.schedules import Schedule, Synchronous
+
+FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
+ROUNDS, SETTLED = 100, 1e-7
+
+
+def regress(
+    formula: str,
+    sites: Any,
+    *,
+    family: str = "gaussian",
+    prior_scale: float = 2.5,
+    held_out: float = 0.0,
+    schedule: Schedule | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Regression:
+    """Fit a regression to tables at several sites, none of which is shown to another.
+
+    Args:
+        formula: as formulaic reads it (Wilkinson's notation), with a random intercept as `(1 | group)`.
+        sites: a frame or a CSV or Parquet file by the name of each site; a list of files; or a pattern, data/*.csv.
+        family: "gaussian", "bernoulli" (logit), "poisson" (log) or "negative binomial" (log).
+        prior_scale: standard deviation under the prior of coefficients of columns in units of their deviation; in those
+            of the target, for gaussian.
+        held_out: share of every site's rows that is not fitted, to look at calibration.
+        schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more.
+        seed: of what is held out, and of the run.
+        settings: of `fit`: `run_dir`, `resume`, `callbacks`, `engine`, `damping`.
+
+    A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
+    levels their columns have, how many rows and groups there are, and sums of columns and of their squares.
+    """
+    try:
+        import formulaic  # noqa: F401
+        import numpyro  # noqa: F401
+    except ImportError:
+        raise InputError("regress: needs more packages: pip install 'partita[formulas]'") from None
+    if family not in FAMILIES:
+        raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
+    check_positive(prior_scale=prior_scale)
+    if not 0 <= held_out < 1:
+        raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
+    frames = read_sites(sites)
+    design, parts = designed(formula, family, frames)
+    fitted, spare = _parted(parts, held_out, seed)
+    shards = [_shard(design, rows) for rows in fitted.values()]
+    groups = 1 + max((int(rows.group.max()) for rows in fitted.values() if rows.group is not None), default=-1)
+    model = _model(design, prior_scale, groups)
+    schedule = Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule
+    result = fit(model, shards, schedule=schedule, seed=seed, **settings)
+    return Regression(design, result, fitted, spare, _digest(fitted))
+
+
+def _parted(parts: Mapping[str, Rows], share: float, seed: int) -> tuple[dict[str, Rows], dict[str, Rows]]:
+    """What is fitted of each site, and what is held out; every group keeps a row."""
+    if share == 0:
+        return dict(parts), {}
+    fitted: dict[str, Rows] = {}
+    spare: dict[str, Rows] = {}
+    for number, (site, rows) in enumerate(parts.items()):
+        rng = np.random.default_rng([seed, number])
+        out = rng.random(len(rows.y)) < share
+        first = np.unique(rows.group, return_index=True)[1] if rows.group is not None else np.array([0])
+        out[first] = False
+        for chosen, kept in ((fitted, ~out), (spare, out)):
+            group = None if rows.group is None else rows.group[kept]
+            chosen[site] = Rows(rows.X[kept], rows.y[kept], group, rows.missing)
+    return fitted, {site: rows for site, rows in spare.items() if len(rows.y)}
+
+
+def _shard(design: Design, rows: Rows) -> Any:
+    X, y = design.inputs(rows.X), design.targets(rows.y)
+    if design.family == "negative binomial" or rows.group is not None:
+        return (X, np.zeros(len(y), np.int32) if rows.group is None else rows.group, y)
+    return X, y
+
+
+def _model(design: Design, prior_scale: float, groups: int) -> AbstractModel:
+    features = len(design.names)
+    plain = {
+        "gaussian": LinearRegression,
+        "bernoulli": LogisticRegression,
+        "poisson": PoissonRegression,
+    }
+    if design.group is None and design.family in plain and features:
+        kind: Any = plain[design.family]
+        return kind(features=features, prior_scale=prior_scale, intercept=design.intercept)
+    program = _program(design.family, design.intercept, prior_scale, groups)
+    return from_numpyro(program, ("X", "group", "y"), local={"groups": "group"} if groups else None)
+
+
+def _program(family: str, intercept: bool, prior_scale: float, groups: int) -> Any:
+    """The same regressions as a NumPyro program: with a negative binomial's size, noise, and groups."""
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    def program(X: Any, group: Any, y: Any) -> None:
+        f = jnp.zeros(X.shape[0])
+        if X.shape[1]:
+            weights = numpyro.sample("weights", dist.Normal(0, prior_scale).expand([X.shape[1]]).to_event(1))
+            f = X @ weights
+        if intercept:
+            f = f + numpyro.sample("intercept", dist.Normal(0, 10))
+        if groups:
+            spread = numpyro.sample("spread", dist.HalfNormal(1))
+            with numpyro.plate("groups", groups):
+                own = numpyro.sample("own", dist.Normal(0, spread))
+            f = f + own[group]
+        if family == "gaussian":
+            numpyro.sample("y", dist.Normal(f, numpyro.sample("noise", dist.HalfNormal(1))), obs=y)
+        elif family == "bernoulli":
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+        elif family == "poisson":
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+        else:
+            size = numpyro.sample("size", dist.Gamma(2, 0.1))
+            numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(f), size), obs=y)
+
+    return program
+
+
+def _digest(sites: Mapping[str, Rows]) -> str:
+    """What was observed, and where: regressions on other observations cannot be compared."""
+    digest = hashlib.sha256()
+    for name, rows in sites.items():
+        digest.update(f"{name}:{len(rows.y)}:".encode())
+        digest.update(np.ascontiguousarray(rows.y, "<f8").tobytes())
+    return digest.hexdigest()
+
+
+def compare(regressions: Sequence[Regression]) -> list[dict[str, Any]]:
+    """Formulas by their log evidence, the best first, with what each is worth if all were equally likely before.
+
+    Only regressions of the same observations at the same sites can be compared. The log evidence is a lower bound, so
+    differences of less than about one nat say little.
+    """
+    if not regressions:
+        raise InputError("compare: expected at least one regression")
+    first = regressions[0]
+    for other in regressions[1:]:
+        if other.digest != first.digest:
+            raise InputError(
+                f"compare: {other.formula!r} was fitted to other observations than {first.formula!r}: rows that miss a "
+                "column are left out, so give all of them the same rows"
+            )
+        if (other.design.family == "gaussian") != (first.design.family == "gaussian"):
+            raise InputError("compare: densities of numbers and probabilities of counts cannot be compared")
+    best = max(one.log_evidence for one in regressions)
+    weights = np.exp([one.log_evidence - best for one in regressions])
+    rows = [
+        {
+            "formula": one.formula,
+            "family": one.design.family,
+            "log evidence": one.log_evidence,
+            "behind": best - one.log_evidence,
+            "weight": float(weight / weights.sum()),
+        }
+        for one, weight in zip(regressions, weights, strict=True)
+    ]
+    return sorted(rows, key=lambda row: -row["log evidence"])

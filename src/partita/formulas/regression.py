@@ -1,0 +1,208 @@
+"""A fitted regression: what people read off it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from partita import metrics
+from partita.errors import InputError
+from partita.exchange import CHAINS, imported
+from partita.families import NormalGamma
+from partita.formulas.design import Design, Rows
+from partita.models.linear import in_units_of_data
+from partita.result import Result
+
+# What a coefficient's exponential is called.
+RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}
+LEVELS = (0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """A fitted regression: coefficients in the units of the data, the log evidence, what each site contributed."""
+
+    design: Design
+    result: Result
+    sites: Mapping[str, Rows] = field(repr=False)
+    held_out: Mapping[str, Rows] = field(repr=False)
+    digest: str
+
+    @property
+    def formula(self) -> str:
+        return self.design.formula
+
+    @property
+    def log_evidence(self) -> float:
+        """A lower bound of log p(y), in the units of the data."""
+        rows = sum(len(rows.y) for rows in self.sites.values())
+        return self.result.log_evidence - rows * float(np.log(self.design.target_unit))
+
+    @cached_property
+    def _posterior(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Mean and covariance of coefficients in the units of the data, the intercept last; degrees of freedom."""
+        posterior: Any = self.result.posterior
+        design, size = self.design, len(self.design.names) + self.design.intercept
+        freedom = np.inf
+        if isinstance(posterior, NormalGamma):
+            freedom = 2 * float(posterior.shape)
+            covariance = np.linalg.inv(posterior.precision) * float(posterior.rate) / float(posterior.shape)
+        else:
+            covariance = np.asarray(posterior.covariance)
+        mean, covariance = np.asarray(posterior.location)[:size], covariance[:size, :size]
+        mean, covariance = in_units_of_data(mean, covariance, design.centre, design.unit, design.intercept)
+        mean, covariance = design.target_unit * mean, design.target_unit**2 * covariance
+        if design.intercept:
+            mean[-1] += design.target_centre
+        return mean, covariance, freedom
+
+    def coefficients(self, level: float = 0.95) -> list[dict[str, Any]]:
+        """A row for each coefficient: mean, standard deviation, credible interval, and the ratio that it stands for."""
+        check_level(level)
+        mean, covariance, freedom = self._posterior
+        order = [len(mean) - 1, *range(len(mean) - 1)] if self.design.intercept else range(len(mean))
+        names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
+        scale = np.sqrt(np.diag(covariance))
+        half = (
+            stats.t.ppf(0.5 + level / 2, freedom) * scale
+            if np.isfinite(freedom)
+            else (stats.norm.ppf(0.5 + level / 2) * scale)
+        )
+        # Of Student's t, where that has one.
+        deviation = scale * np.sqrt(freedom / (freedom - 2)) if 2 < freedom < np.inf else scale
+        ratio = RATIOS.get(self.design.family)
+        rows = []
+        for i in order:
+            low, high = mean[i] - half[i], mean[i] + half[i]
+            row = {"name": names[i], "mean": mean[i], "sd": deviation[i], "low": low, "high": high}
+            if ratio:
+                row |= {ratio: np.exp(mean[i]), "ratio low": np.exp(low), "ratio high": np.exp(high)}
+            rows.append(row)
+        return rows
+
+    def spreads(self, level: float = 0.95) -> list[dict[str, Any]]:
+        """The same for standard deviations of noise and of groups, and for a negative binomial's size."""
+        check_level(level)
+        posterior: Any = self.result.posterior
+        tail = 0.5 - level / 2
+        if isinstance(posterior, NormalGamma):
+            shape, rate = float(posterior.shape), float(posterior.rate)
+            precision = stats.gamma.ppf([1 - tail, tail, 0.5], shape, scale=1 / rate)
+            low, high, middle = self.design.target_unit / np.sqrt(precision)
+            return [{"name": "noise", "median": middle, "low": low, "high": high}]
+        rows = []
+        for name, location, scale in self._logarithms():
+            unit = 1.0 if name == "size" else self.design.target_unit
+            label = f"sd of {self.design.group}" if name == "spread" else name
+            low, middle, high = unit * np.exp(stats.norm.ppf([tail, 0.5, 1 - tail], location, scale))
+            rows.append({"name": label, "median": middle, "low": low, "high": high})
+        return rows
+
+    def _logarithms(self) -> list[tuple[str, float, float]]:
+        """Mean and deviation of the logarithm of each positive parameter."""
+        posterior: Any = self.result.posterior
+        latents = getattr(getattr(self.result.model, "layout", None), "latents", ())
+        scale = np.asarray(posterior.scale)
+        positive = [latent for latent in latents if latent.name in ("noise", "spread", "size")]
+        return [(one.name, float(posterior.location[one.start]), float(scale[one.start])) for one in positive]
+
+    def to_arviz(self, draws: int = 1000, seed: int = 0) -> Any:
+        """An ArviZ `InferenceData` with draws of every coefficient by name, in the units of the data."""
+        rng = np.random.default_rng(seed)
+        mean, covariance, freedom = self._posterior
+        number = -(-draws // CHAINS) * CHAINS
+        drawn = rng.multivariate_normal(np.zeros(len(mean)), covariance, number, method="svd")
+        if np.isfinite(freedom):
+            drawn /= np.sqrt(rng.chisquare(freedom, number) / freedom)[:, None]
+        names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
+        by_name = dict(zip(names, (mean + drawn).T.reshape(len(mean), CHAINS, -1), strict=True))
+        return imported().from_dict(posterior=by_name)
+
+    def contributions(self) -> list[dict[str, Any]]:
+        """Of each site: rows, groups, rows left out, and how far the posterior would be without it, in nats."""
+        nats = self.result.contributions()
+        return [
+            {
+                "site": name,
+                "rows": len(rows.y),
+                **({} if rows.group is None else {"groups": len(np.unique(rows.group))}),
+                "missing": rows.missing,
+                "nats": float(nats[number]),
+            }
+            for number, (name, rows) in enumerate(self.sites.items())
+        ]
+
+    def calibration(self, draws: int = 400, seed: int = 0) -> dict[str, Any]:
+        """Whether predictions mean what they say: of rows that were held out, if any, else of the fitted ones.
+
+        Observed shares against predicted probabilities, or shares in predictive intervals. Every site's part is counted
+        there; groups are taken as new ones.
+        """
+        rows = self.held_out or self.sites
+        parts = [self._predicted(part, draws, seed + number) for number, part in enumerate(rows.values())]
+        y = np.concatenate([part.y for part in rows.values()])
+        where = {"on": "rows that were held out" if self.held_out else "the rows that were fitted", "rows": len(y)}
+        if self.design.family == "bernoulli":
+            p = np.concatenate([part.mean(axis=0) for part in parts])
+            both = np.column_stack([1 - p, p])
+            return {**where, **metrics.classification(both, y), "curve": _curve(p, y)}
+        ranks = np.concatenate([_ranks(part, rows_.y) for part, rows_ in zip(parts, rows.values(), strict=True)])
+        inside = {level: float(np.mean(np.abs(ranks - 0.5) <= level / 2)) for level in LEVELS}
+        mean = np.concatenate([part.mean(axis=0) for part in parts])
+        return {**where, "rmse": float(np.sqrt(np.mean((mean - y) ** 2))), "inside": inside}
+
+    def _predicted(self, rows: Rows, draws: int, seed: int) -> np.ndarray:
+        """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
+        rng, design = np.random.default_rng(seed), self.design
+        posterior: Any = self.result.posterior
+        mean, covariance, _ = self._posterior
+        size = len(mean)
+        noise: Any = 1.0
+        if isinstance(posterior, NormalGamma):
+            precision = rng.gamma(float(posterior.shape), 1 / float(posterior.rate), draws)
+            # Student's t: a normal whose scale follows the noise.
+            widen = np.sqrt(float(posterior.shape) / float(posterior.rate) / precision)
+            noise = design.target_unit / np.sqrt(precision)[:, None]
+            beta = mean + widen[:, None] * rng.multivariate_normal(np.zeros(size), covariance, draws, method="cholesky")
+        else:
+            beta = rng.multivariate_normal(mean, covariance, draws, method="svd")
+        f = beta[:, : len(design.names)] @ rows.X.T + (beta[:, -1:] if design.intercept else 0.0)
+        others = {name: np.exp(rng.normal(m, s, draws))[:, None] for name, m, s in self._logarithms()}
+        if "spread" in others:
+            f = f + design.target_unit * others["spread"] * rng.normal(size=f.shape)
+        if design.family == "bernoulli":
+            return 1 / (1 + np.exp(-f))
+        if design.family == "gaussian":
+            noise = design.target_unit * others["noise"] if "noise" in others else noise
+            return f + noise * rng.normal(size=f.shape)
+        rate = np.exp(np.minimum(f, 30.0))
+        if design.family == "negative binomial":
+            rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
+        return rng.poisson(rate)
+
+
+def check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"level: expected a number between 0 and 1, got {level}")
+
+
+def _ranks(drawn: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which share of the draws lies below what was observed; equal ones count half."""
+    return np.mean(drawn < y, axis=0) + 0.5 * np.mean(drawn == y, axis=0)
+
+
+def _curve(p: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
+    """Predicted and observed shares in ten bins of equal width."""
+    bins = np.minimum((10 * p).astype(int), 9)
+    return [
+        {
+            "predicted": float(p[bins == b].mean()),
+            "observed": float(y[bins == b].mean()),
+            "rows": int(np.sum(bins == b)),
+        }
+        for b in range(10)
+        if np.any(bins == b)
+    ]

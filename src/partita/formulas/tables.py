@@ -1,0 +1,154 @@
+"""Tables of several sites: read where they are, and agreed on without being shown."""
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.errors import InputError
+
+LARGEST_LEVELS = 1000
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a site tells of a column before anything is fitted: whether it holds numbers, or which levels it has."""
+
+    name: str
+    levels: tuple[str, ...] | None
+
+    @property
+    def kind(self) -> str:
+        return "numbers" if self.levels is None else "text"
+
+
+def read_sites(sites: Any, folder: Path | None = None) -> dict[str, Any]:
+    """Frames by the names of sites: from frames or files by name, a list of files, or a pattern such as data/*.csv."""
+    if isinstance(sites, str):
+        found = sorted(glob.glob(str((folder or Path()) / sites)))
+        if not found:
+            raise InputError(f"sites: no file matches {sites}")
+        sites = found
+    if isinstance(sites, Sequence):
+        paths = [(folder or Path()) / path for path in sites]
+        names = [path.stem for path in paths]
+        if len(set(names)) < len(names):
+            raise InputError("sites: two files have the same name; give a table of names and files")
+        sites = dict(zip(names, paths, strict=True))
+    if not isinstance(sites, Mapping) or not sites:
+        raise InputError("sites: expected a table with one file or frame per site")
+    return {
+        str(name): read_table((folder or Path()) / table if isinstance(table, str | os.PathLike) else table)
+        for name, table in sites.items()
+    }
+
+
+def read_table(table: Any) -> Any:
+    """A pandas frame, from one, from a polars frame, or from a CSV or Parquet file."""
+    import pandas
+    import polars
+
+    if isinstance(table, pandas.DataFrame):
+        return table
+    if isinstance(table, str | os.PathLike):
+        path = Path(table)
+        try:
+            if path.suffix.lower() in (".parquet", ".pq"):
+                table = polars.read_parquet(path)
+            else:
+                table = polars.read_csv(path, infer_schema_length=None, null_values=["NA", "", "nan", "NaN"])
+        except (OSError, polars.exceptions.PolarsError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{path}: cannot be read as a table: {reason}") from None
+    if not isinstance(table, polars.DataFrame):
+        raise InputError(f"sites: expected a file or a pandas or polars frame, got {type(table).__name__}")
+    return pandas.DataFrame({name: _as_numpy(table[name]) for name in table.columns})
+
+
+def _as_numpy(column: Any) -> np.ndarray:
+    """Numbers as floats, missing ones nan; anything else as text, missing as None."""
+    if column.dtype.is_numeric():
+        return column.cast(float).to_numpy()
+    return np.array([None if item is None else str(item) for item in column.to_list()], dtype=object)
+
+
+def described(site: str, frame: Any, names: Sequence[str], categorical: Sequence[str]) -> dict[str, Column]:
+    """What one site tells of the columns that a formula needs."""
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    found = {}
+    for name in names:
+        if name not in frame.columns:
+            raise InputError(f"site {site}: has no column {name!r}: it has {', '.join(map(str, frame.columns))}")
+        column = frame[name].dropna()
+        if is_numeric_dtype(column) and not is_bool_dtype(column) and name not in categorical:
+            found[name] = Column(name, None)
+            continue
+        levels = tuple(sorted({_text(item) for item in column}, key=_order))
+        if len(levels) > LARGEST_LEVELS:
+            raise InputError(f"site {site}: column {name!r} has {len(levels)} levels, more than {LARGEST_LEVELS}")
+        found[name] = Column(name, levels)
+    return found
+
+
+def agreed(told: Mapping[str, Mapping[str, Column]]) -> dict[str, Column]:
+    """One description for all sites: a column's levels are those of all of them together."""
+    first, *others = told
+    columns = dict(told[first])
+    for site in others:
+        for name, column in told[site].items():
+            known = columns[name]
+            if column.kind != known.kind:
+                raise InputError(
+                    f"column {name!r}: is {known.kind} at site {first}, {column.kind} at site {site}: make them alike"
+                )
+            if column.levels is not None and known.levels is not None:
+                columns[name] = Column(name, tuple(sorted({*known.levels, *column.levels}, key=_order)))
+    return columns
+
+
+def conformed(frame: Any, columns: Mapping[str, Column]) -> Any:
+    """A site's rows that miss nothing, with columns as agreed."""
+    import pandas
+
+    kept = frame[list(columns)].dropna()
+    return pandas.DataFrame(
+        {
+            name: kept[name].astype(float)
+            if column.levels is None
+            else pandas.Categorical([_text(item) for item in kept[name]], categories=list(column.levels))
+            for name, column in columns.items()
+        }
+    )
+
+
+def example(columns: Mapping[str, Column]) -> Any:
+    """A frame with every level, and no data."""
+    import pandas
+
+    rows = max((len(column.levels) for column in columns.values() if column.levels), default=1)
+    made = {}
+    for name, column in columns.items():
+        if column.levels is None:
+            made[name] = np.ones(rows)
+        elif not column.levels:
+            raise InputError(f"column {name!r}: has no value at any site")
+        else:
+            made[name] = pandas.Categorical(np.resize(column.levels, rows), categories=list(column.levels))
+    return pandas.DataFrame(made)
+
+
+def _text(item: Any) -> str:
+    return f"{item:g}" if isinstance(item, float | np.floating) else str(item)
+
+
+def _order(level: str) -> tuple[int, float, str]:
+    """Numbers by size, then words."""
+    try:
+        return (0, float(level), level)
+    except ValueError:
+        return (1, 0.0, level)
