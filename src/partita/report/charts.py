@@ -73,11 +73,12 @@ CHARTS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of Plotly's, with a title, and words for those who do not see it."""
+    """A figure of Plotly's, with a title, and words for those who do not see it; as wide as the page, if asked."""
 
     title: str
     words: str
     figure: Any
+    wide: bool = False
 
 
 def styled(figure: Any) -> Any:

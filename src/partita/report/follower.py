@@ -1,5 +1,6 @@
 """What a run's folder says, read again and again while the run goes on, which notices nothing of it."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -183,7 +184,7 @@ class Follower:
         """Round 12 of 40."""
         rounds, total = self.last["round"], self.last.get("total")
         of = "" if total is None else f" of {total * rounds / self.last['version']:.0f}"
-        return f"round {rounds:.0f}{of}"
+        return f"round {math.floor(rounds)}{of}"
 
     def rows(self) -> list[Row]:
         """The history; of a long one, rows evenly apart. The last has the log evidence, if there is a result."""

@@ -145,7 +145,7 @@ function drawLines(chart) {
     // A zoom lasts while a run goes on, and ends with another axis.
     uirevision: against() + type,
   };
-  return [place, draw(place, traces, layout, inWords(chart, traces), chart.words)];
+  return draw(place, traces, layout, inWords(chart, traces), chart.words);
 }
 
 function drawPicture(picture) {
@@ -155,7 +155,8 @@ function drawPicture(picture) {
   const { data, layout } = JSON.parse(text);
   const shown = data.filter((trace) => !hidden.has(trace.name));
   const place = section(picture.title);
-  return [place, draw(place, shown, { ...layout, uirevision: "kept" }, `${picture.title}. ${picture.words}`, picture.words)];
+  place.classList.toggle("wide", picture.wide);
+  return draw(place, shown, { ...layout, uirevision: "kept" }, `${picture.title}. ${picture.words}`, picture.words);
 }
 
 async function drawAll() {
@@ -164,8 +165,7 @@ async function drawAll() {
   const titles = [...contents.charts.map((chart) => chart.label), ...contents.pictures.map((picture) => picture.title)];
   for (const old of [...charts.children]) if (!titles.includes(old.dataset.title)) old.remove();
   titles.map(section).forEach((place, i) => { if (charts.children[i] !== place) charts.insertBefore(place, charts.children[i] || null); });
-  const drawn = [...contents.charts.map(drawLines), ...contents.pictures.map(drawPicture)];
-  await Promise.all(drawn.map(([, done]) => done));
+  await Promise.all([...contents.charts.map(drawLines), ...contents.pictures.map(drawPicture)]);
   document.body.dataset.drawn = String(Number(document.body.dataset.drawn || 0) + 1);
 }
 

@@ -91,7 +91,12 @@ def contents(report: Report) -> Row:
             for chart in drawn
         ],
         "pictures": [
-            {"title": picture.title, "words": picture.words, **json.loads(picture.figure.to_json())}
+            {
+                "title": picture.title,
+                "words": picture.words,
+                "wide": picture.wide,
+                **json.loads(picture.figure.to_json()),
+            }
             for picture in report.pictures
         ],
     }

@@ -38,7 +38,7 @@ def surfaces(rows: Sequence[Row]) -> Picture:
             )  # fmt: skip
     styled(figure).update_layout(height=240 * len(methods) + 60, showlegend=False)
     words = "Probabilities of the second class after every batch, with what was seen and the pseudo-points."
-    return Picture("What is learnt, batch by batch", words, figure)
+    return Picture("What is learnt, batch by batch", words, figure, wide=True)
 
 
 def beliefs(rows: Sequence[Row]) -> Picture:
@@ -60,9 +60,9 @@ def beliefs(rows: Sequence[Row]) -> Picture:
             else:
                 x, density = smoothed(np.array(draws))
                 figure.add_scatter(x=x, y=density, mode="lines", line={"color": colour}, row=1, col=column, **shown)
-    styled(figure).update_layout(height=360)
+    styled(figure).update_layout(height=360, showlegend=False, margin_t=50)
     words = "Densities of logarithms after the last batch; dashed lines are points."
-    return Picture("Hyperparameters", words, figure)
+    return Picture("Hyperparameters", words, figure, wide=True)
 
 
 def smoothed(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -107,6 +107,6 @@ def frames(rows: Sequence[Row], truth: Any) -> Picture:
             )  # fmt: skip
             earlier = [earlier[0] + row["batch"][0], earlier[1] + row["batch"][1]]
     figure.update_yaxes(range=[-2.8, 2.8])
-    styled(figure).update_layout(height=300 * len(methods) + 60, showlegend=False)
+    styled(figure).update_layout(height=300 * len(methods) + 60, showlegend=False, margin_t=50)
     words = "The function (dotted), predictions with 95 % bands, data of the batch and of earlier ones, pseudo-points."
-    return Picture("What is learnt, batch by batch", words, figure)
+    return Picture("What is learnt, batch by batch", words, figure, wide=True)

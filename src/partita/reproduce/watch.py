@@ -59,4 +59,6 @@ class Bar(Watch):
         self._bar.show(self._finished, self._cells, f"round {row['round']:.0f}: {found}", cell.name)
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._bar.show(self._cells, self._cells, "", "finished")
         self._bar.__exit__(*error)
