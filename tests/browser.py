@@ -5,10 +5,20 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+# Chromium reads commands from descriptor 3 and answers on 4.
+LAUNCHER = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+for end, number in zip(ends, (3, 4)):
+    os.dup2(end, number)
+    os.close(end)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -17,12 +27,10 @@ class Browser:
     def __init__(self, profile):
         inward, self._to = os.pipe()
         self._from, outward = os.pipe()
-        # Chromium reads commands from descriptor 3 and answers on 4.
-        shell = f'exec "$0" "$@" 3<&{inward} 4>&{outward}'
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         command = [BINARY, *arguments, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
-            ["sh", "-c", shell, *command],
+            [sys.executable, "-c", LAUNCHER, str(inward), str(outward), *command],
             pass_fds=(inward, outward),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -89,7 +97,7 @@ class Browser:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    def wait(self, condition, seconds=20):
+    def wait(self, condition, seconds=60):
         until = time.monotonic() + seconds
         while not self.run(condition):
             assert time.monotonic() < until, f"never: {condition}"

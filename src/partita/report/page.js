@@ -12,7 +12,7 @@ const colour = (number) => {
   return known[number % known.length];
 };
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const short = (value) => Number(value.toPrecision(3)).toLocaleString("en");
+const short = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
 const against = () => controls.elements.against.value;
 const axisLabel = () => contents.axes.find(({ name }) => name === against()).label;
 

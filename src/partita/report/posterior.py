@@ -11,6 +11,7 @@ from partita.models import AbstractModel
 from partita.models.linear import LinearPredictor
 from partita.report.charts import Picture, interval_picture
 from partita.result import Result
+from partita.runtime import precision
 
 # Parameters of other families than Gaussians are drawn, so many times; not of huge ones.
 DRAWS, MOST_DRAWN = 1000, 5000
@@ -31,7 +32,8 @@ def intervals(posterior: Family) -> tuple[Any, np.ndarray, np.ndarray, np.ndarra
         middle, scale = _flat(posterior.location), _flat(posterior.scale)
         half = float(ndtri(0.975)) * scale
         return posterior.location, middle - half, middle, middle + half
-    like = jax.eval_shape(posterior.sample, jax.random.key(0))
+    with precision(posterior.dtype):
+        like = jax.eval_shape(posterior.sample, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(like)) > MOST_DRAWN:
         return None
     draws = [
