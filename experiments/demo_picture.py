@@ -9,7 +9,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 from partita.demo import run_demo
-from partita.report.page import COLOURS, LABELS
+from partita.report.charts import COLOURS, LABELS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "demo.png"
 

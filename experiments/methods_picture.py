@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from partita.methods import TABLE, Method
-from partita.report.page import COLOURS
+from partita.report.charts import COLOURS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "methods.png"
 COLUMNS = {"global": "global: all data at once", "local": "local: sites in turn", "online": "online: each batch once"}

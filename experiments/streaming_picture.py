@@ -8,7 +8,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from partita.report.page import COLOURS
+from partita.report.charts import COLOURS
 from partita.reproduce import streaming_1d
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "streaming.png"

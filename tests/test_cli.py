@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
@@ -60,6 +61,7 @@ def test_run_resume_report(config, tmp_path):
     assert "--resume" in again.stderr
     longer = partita("run", "wine.toml", "--resume", "--set", "schedule.rounds=6", "--json", cwd=tmp_path)
     assert json.loads(longer.stdout.splitlines()[-1])["rounds"] == 6
+    assert "Calibration" in (tmp_path / "runs" / "wine" / "report.html").read_text().split("</script>")[-3]
     report = partita("report", "runs/wine", "--json", cwd=tmp_path)
     assert json.loads(report.stdout)["error"] == json.loads(longer.stdout.splitlines()[-1])["error"]
 
@@ -124,8 +126,7 @@ def test_a_csv_file_as_data(tmp_path):
 
 def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(config, tmp_path):
     arguments = ("run", "wine.toml", "--set", "schedule.rounds=100000", "--json")
-    command = [sys.executable, "-c", "from partita.cli import main; main()", *arguments]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = started(*arguments, cwd=tmp_path)
     for _ in range(3):
         assert json.loads(process.stdout.readline())["event"] == "fold"
     os.kill(process.pid, signal.SIGINT)
@@ -137,6 +138,42 @@ def test_ctrl_c_says_how_to_go_on_and_nothing_is_lost(config, tmp_path):
     limit = f"schedule.rounds={done + 2}"
     resumed = partita("run", "wine.toml", "--resume", "--set", limit, "--json", cwd=tmp_path)
     assert json.loads(resumed.stdout.splitlines()[-1])["rounds"] == done + 2
+
+
+def started(*arguments, cwd):
+    command = [sys.executable, "-c", "from partita.cli import main; main()", *arguments]
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_watching_ends_with_ctrl_c(tmp_path):
+    process = started("watch", "runs/none", "--json", cwd=tmp_path)
+    told = json.loads(process.stdout.readline())
+    assert (told["event"], told["run"]) == ("watching", "runs/none")
+    with urllib.request.urlopen(told["url"], timeout=60) as answer:
+        assert b"Run none" in answer.read()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 0
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("demo",), "nothing was kept; begin again with: partita demo"),
+        (("methods", "--check"), "begin again with the same command"),
+        (("reproduce", "streaming-1d", "--quick"), "finished runs are kept. Go on with the same command"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_ctrl_c_everywhere(tmp_path, arguments, words):
+    process = started(*arguments, "--json", cwd=tmp_path)
+    assert json.loads(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[1]
+    assert told.strip() == f"stopped; {words}"
+    assert process.returncode == 130
 
 
 def test_demo_writes_the_table_and_the_page(tmp_path):

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ app = typer.Typer(
 )
 app.add_typer(federation)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, the last a summary.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a federation's server.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing before the end.")]
 
 
 def show_version(wanted: bool) -> None:
@@ -47,6 +50,7 @@ def options(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.html.")] = Path(),
     seed: Annotated[int, typer.Option(help="Of the split and of all randomness.")] = 0,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Fit digits spread over ten sites, six ways, and write report.html."""
@@ -58,15 +62,11 @@ def demo(
 
     cache_compilation()
 
-    @contextmanager
-    def watch(method: Any) -> Iterator[tuple]:
-        if json:
-            yield (JsonLines(sys.stdout, {"method": method.name}),)
-        else:
-            with Progress(method.name) as progress:
-                yield (progress,)
+    def watch(method: Any) -> Any:
+        return JsonLines(sys.stdout, {"method": method.name}) if json else Progress(method.name, quiet=quiet)
 
-    outcomes, digits = run_demo(seed, watch)
+    with suppress_interrupt("nothing was kept; begin again with: partita demo") as look:
+        outcomes, digits = run_demo(seed, lambda method: (watch(method), look))
     page = write_report(out / "report.html", report(outcomes, digits))
     rows = [outcome.row for outcome in outcomes]
     if json:
@@ -85,12 +85,14 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
     resume: Annotated[bool, typer.Option(help="Carry on with the run in that folder.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Fit the model that a file describes, keep the run in a folder, and write its report."""
     from partita.config import build_model, load_data, read_config
     from partita.datasets import split
     from partita.predictive import expected_response
+    from partita.report.measures import write_measures
     from partita.run import fit
     from partita.runtime import cache_compilation
     from partita.telemetry import Every, JsonLines, Progress
@@ -107,8 +109,9 @@ def run(
         return model.score(expected_response(model, posterior, test[0]), test[1])
 
     every = Every(metrics, folds=1 if wanted.schedule.waits and wanted.schedule.parallel else parts.sites)
-    resuming = f"partita run {config} --out {folder} --resume"
-    with suppress_interrupt(resuming) as look, JsonLines(sys.stdout) if json else Progress(config.stem) as progress:
+    progress = JsonLines(sys.stdout) if json else Progress(config.stem, quiet=quiet)
+    kept = f"every finished update is kept. Go on with: partita run {config} --out {folder} --resume"
+    with suppress_interrupt(kept) as look:
         result = fit(
             model,
             shards,
@@ -121,30 +124,53 @@ def run(
             resume=resume,
             callbacks=(every, progress, look),
         )
-    result.save(folder / "result.safetensors")
-    finish(folder, metrics(result.posterior), json)
+        result.save(folder / "result.safetensors")
+        write_measures(folder, result, test)
+    finish(folder, json)
 
 
 @app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, finished or not.")],
+def report(folder: RunFolder, json: Json = False) -> None:
+    """Write DIR/report.html from what DIR holds."""
+    finish(folder, json)
+
+
+@app.command()
+def watch(
+    folder: RunFolder,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1; any that is free, if not given.")] = 0,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Here, until the run is finished.")] = False,
     json: Json = False,
 ) -> None:
-    """Write DIR/report.html from what DIR holds."""
-    finish(folder, {}, json)
+    """Look at a run while it goes on: its report, live, in a browser on this machine or here."""
+    from partita.report.live import served
+    from partita.report.terminal import watch as watch_here
+    from partita.telemetry import to_json
+
+    follower = followed(folder)
+    with suppress(KeyboardInterrupt):
+        if terminal:
+            watch_here(follower)
+            return
+        with served(follower, port) as url:
+            told = f"{folder}: {url} (only from this machine; Ctrl-C ends watching, not the run)"
+            typer.echo(to_json({"event": "watching", "run": str(folder), "url": url}) if json else told)
+            sys.stdout.flush()
+            threading.Event().wait()
 
 
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="One of them: explain it and run it on small real data.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Run with comparisons; fails if one is off.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """The paper's table of published methods, as triples of partition, solver and schedule."""
     from partita.methods import TABLE, checked, explained, in_short, method
     from partita.report.terminal import print_table
     from partita.runtime import cache_compilation
-    from partita.telemetry import to_json
+    from partita.telemetry import Progress, to_json
 
     cache_compilation()
     rows = TABLE if name is None else (method(name),)
@@ -160,15 +186,19 @@ def methods(
         for key, value in explained(rows[0]).items():
             typer.echo(f"{key}: {value}")
     results = []
-    for result in checked(rows):
-        results.append(result)
-        if json:
-            typer.echo(to_json(result))
-        else:
-            figure = (
-                f"{result['difference']:.2g} (at most {result['tolerance']:.2g}) " if "difference" in result else ""
-            )
-            typer.echo(f"{result['method']:24s} {result['status']:8s} {figure}{result['words']}")
+    bar = Progress(rows[0].name, quiet=quiet or json)
+    with suppress_interrupt("begin again with the same command"), bar:
+        for result in checked(rows):
+            results.append(result)
+            if json:
+                typer.echo(to_json(result))
+            else:
+                figure = (
+                    f"{result['difference']:.2g} (at most {result['tolerance']:.2g}) " if "difference" in result else ""
+                )
+                typer.echo(f"{result['method']:24s} {result['status']:8s} {figure}{result['words']}")
+            following = rows[min(len(results), len(rows) - 1)].name
+            bar.show(len(results), len(rows), "", following)
     if any(result["status"] == "off" for result in results):
         raise typer.Exit(1)
 
@@ -196,6 +226,7 @@ def federated(
     sweep: Sweep = False,
     validate: Validate = False,
     data: Data = None,
+    quiet: Quiet = False,
     out: Out = Path("federated"),
     json: Json = False,
 ) -> None:
@@ -209,7 +240,7 @@ def federated(
     images = load_images(quick, data, validate)
     cells = study.cells(images, settings, names, seeds, scale, sweep)
     title = Study("Federated Bayesian networks", reach=scale.reach)
-    reproduce(title, cells, network_speed(images, scale.hidden), out, json)
+    reproduce(title, cells, network_speed(images, scale.hidden), out, json, quiet)
 
 
 @reproduction.command()
@@ -220,6 +251,7 @@ def sngd(
     sweep: Sweep = False,
     validate: Validate = False,
     data: Data = None,
+    quiet: Quiet = False,
     out: Out = Path("sngd"),
     json: Json = False,
 ) -> None:
@@ -230,7 +262,9 @@ def sngd(
     images = load_images(quick, data, validate)
     widths, epochs = ((50,), (5, 20)) if quick else ((200, 500), (5, 20))
     cells = study.cells(images, names, seeds, widths, epochs, sweep)
-    reproduce(Study("Solvers for global VI"), cells, network_speed(images, (50,) if quick else (200,)), out, json)
+    reproduce(
+        Study("Solvers for global VI"), cells, network_speed(images, (50,) if quick else (200,)), out, json, quiet
+    )
 
 
 @reproduction.command()
@@ -240,6 +274,7 @@ def vcl(
     seeds: Seeds = 1,
     validate: Validate = False,
     data: Data = None,
+    quiet: Quiet = False,
     out: Out = Path("vcl"),
     json: Json = False,
 ) -> None:
@@ -250,7 +285,7 @@ def vcl(
     images = load_images(quick, data, validate)
     cells = study.cells(quick, seeds, images, names)
     speed = network_speed(images, (50,) if quick else (100, 100))
-    reproduce(Study("Variational continual learning"), cells, speed, out, json)
+    reproduce(Study("Variational continual learning"), cells, speed, out, json, quiet)
 
 
 @reproduction.command()
@@ -259,6 +294,7 @@ def banana(
     quick: Quick = False,
     seeds: Seeds = 1,
     data: Data = None,
+    quiet: Quiet = False,
     out: Out = Path("banana"),
     json: Json = False,
 ) -> None:
@@ -271,9 +307,9 @@ def banana(
     if method is None and "nuts" not in study.methods():
         typer.echo("NUTS is left out: it needs NumPyro (pip install numpyro)", err=True)
     cells = study.cells(study.load(quick, data), study.QUICK if quick else study.FULL, names, seeds)
-    charts = [("round", "error"), ("round", "nll"), ("round", "variance")]
+    charts = ["error", "nll", "variance"]
     shown = Study("Banana", keys=study.KEYS, charts=charts, pictures=lambda rows: [surfaces(rows), beliefs(rows)])
-    reproduce(shown, cells, flops, out, json)
+    reproduce(shown, cells, flops, out, json, quiet)
 
 
 @reproduction.command("robot-arm")
@@ -287,6 +323,7 @@ def robot_arm(
         str | None, typer.Option(help="Which torques, counted from 1 and separated by commas, or all.")
     ] = None,
     data: Data = None,
+    quiet: Quiet = False,
     out: Out = Path("robot-arm"),
     json: Json = False,
 ) -> None:
@@ -302,9 +339,9 @@ def robot_arm(
     chosen = [int(checked("--outputs", number.strip(), known)) - 1 for number in wanted]
     scale = study.QUICK if quick else study.FULL
     cells = study.cells(arm, scale, names, range(joints if orders is None else min(orders, joints)), chosen)
-    charts = [("round", "smse"), ("seconds", "smse"), ("round", "nlpd"), ("round", "coverage"), ("round", "points")]
+    charts = ["smse", "nlpd", "coverage", "points"]
     shown = Study("Robot arm", ("smse", "nlpd", "coverage"), charts, study.KEYS)
-    reproduce(shown, cells, flops, out, json)
+    reproduce(shown, cells, flops, out, json, quiet)
 
 
 @reproduction.command("streaming-1d")
@@ -312,6 +349,7 @@ def streaming_1d(
     method: Names = None,
     quick: Quick = False,
     seeds: Seeds = 1,
+    quiet: Quiet = False,
     out: Out = Path("streaming-1d"),
     json: Json = False,
 ) -> None:
@@ -322,10 +360,10 @@ def streaming_1d(
 
     cells = study.cells(chosen_names(method, study.METHODS), 1 if quick else seeds)
     shown = Study(
-        "A stream in one dimension", ("smse", "nlpd", "coverage"), [("round", "smse")], study.KEYS,
+        "A stream in one dimension", ("smse", "nlpd", "coverage"), ["smse"], study.KEYS,
         pictures=lambda rows: [frames(rows, study.truth)],
     )  # fmt: skip
-    reproduce(shown, cells, flops, out, json)
+    reproduce(shown, cells, flops, out, json, quiet)
 
 
 def network_speed(images: Any, hidden: Sequence[int]) -> Callable[[], float]:
@@ -358,16 +396,17 @@ class Study:
 
     title: str
     names: Sequence[str] = ("error", "nll", "ece")
-    charts: Sequence[tuple[str, str]] | None = None
+    charts: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     reach: float | None = None
     pictures: Callable[[list[dict]], Sequence[Any]] = lambda rows: ()
 
 
-def reproduce(study: Study, cells: Sequence[Any], speed: Callable[[], float], out: Path, json: bool) -> None:
+def reproduce(
+    study: Study, cells: Sequence[Any], speed: Callable[[], float], out: Path, json: bool, quiet: bool
+) -> None:
     """Run a study with a progress bar or JSON lines, then write its tables and pages."""
-    from partita.report import Report, write_report
-    from partita.report.page import Chart
+    from partita.report import Chart, Report, write_report
     from partita.report.terminal import print_table
     from partita.reproduce.study import CHARTS, KEYS, curves, run_study, summary
     from partita.reproduce.watch import Bar, Lines
@@ -375,18 +414,28 @@ def reproduce(study: Study, cells: Sequence[Any], speed: Callable[[], float], ou
     from partita.telemetry import to_json
 
     cache_compilation()
-    with suppress_interrupt("the same command; finished runs are kept"):
-        rows = run_study(cells, out, speed, Lines(sys.stdout, study.keys or KEYS) if json else Bar())
+    watch = Lines(sys.stdout, study.keys or KEYS) if json else Bar(quiet)
+    with suppress_interrupt("finished runs are kept. Go on with the same command"):
+        rows = run_study(cells, out, speed, watch)
     table = summary(rows, study.names, study.reach)
     notes = {cell.method: cell.words for cell in cells if cell.words}
-    charts = CHARTS if study.charts is None else [Chart(x, y, log_y=y in ("smse", "variance")) for x, y in study.charts]
+    charts = CHARTS if study.charts is None else [Chart(y, log=y in ("smse", "variance")) for y in study.charts]
     pages = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [line for line in table if line["setting"] == setting]
         first = [row for curve in curves(rows, setting) for row in curve.rows]
         words = "Mean ± half the range over seeds; errors in percent. Curves and pictures are the first seed's."
         report = Report(
-            f"{study.title}: {setting}", words, here, curves(rows, setting), study.pictures(first), charts, notes
+            title=f"{study.title}: {setting}",
+            words=words,
+            table=here,
+            curves=curves(rows, setting),
+            pictures=study.pictures(first),
+            charts=charts,
+            notes=notes,
+            # As in the paper, if the study has no charts of its own.
+            against="seconds" if study.charts is None else "round",
+            log_axis=study.charts is None,
         )
         pages.append(str(write_report(out / f"{setting.replace(' ', '-')}.html", report)))
     if json:
@@ -396,40 +445,38 @@ def reproduce(study: Study, cells: Sequence[Any], speed: Callable[[], float], ou
         typer.echo(f"curves: {', '.join(pages)}")
 
 
-def finish(folder: Path, measured: dict[str, float], json: bool) -> None:
+def followed(folder: Path) -> Any:
+    """The run of a folder; of a federation's, with the names of its sites."""
+    from partita.federation.folders import FEDERATION, read_server
+    from partita.report.follower import Follower
+
+    if not (folder / FEDERATION).is_file():
+        return Follower(folder)
+    server = read_server(folder)
+    return Follower(server.run, server.sites, f"Federation {server.path.name}")
+
+
+def finish(folder: Path, json: bool) -> None:
     """The page of one run, and its summary."""
-    from partita.report import Curve, Report, write_report
+    from partita.errors import StorageError
+    from partita.report import write_report
     from partita.report.terminal import print_table
-    from partita.result import load
-    from partita.storage import read_history
     from partita.telemetry import to_json
 
-    history = read_history(folder)
-    saved = folder / "result.safetensors"
-    last = history[-1] if history else {}
-    kept = ("error", "nll", "ece", "rmse", "smse")
-    row = {
-        "run": folder.name,
-        **({name: last[name] for name in kept if name in last} | measured),
-        "rounds": last.get("round"),
-        "messages": last.get("messages"),
-        "bytes": last.get("bytes"),
-        "seconds": last.get("seconds"),
-        "log evidence": load(saved).log_evidence if saved.exists() else None,
-    }
-    words = "Finished." if saved.exists() else "Not finished: the table shows the latest update."
-    page = write_report(
-        folder / "report.html", Report(f"Run {folder.name}", words, [row], [Curve(folder.name, history)])
-    )
+    follower = followed(folder)
+    if not follower.read():
+        raise StorageError(f"{follower.folder / 'journal.sqlite'}: no such run, or nothing in it yet")
+    shown, row = follower.report(), follower.summary()
+    page = write_report(folder / "report.html", shown)
     if json:
         typer.echo(to_json({"event": "summary", **row, "report": str(page)}))
     else:
-        print_table(words, [row])
+        print_table(shown.words, [row])
         typer.echo(f"curves: {page}")
 
 
 @contextmanager
-def suppress_interrupt(resuming: str) -> Iterator[Any]:
+def suppress_interrupt(kept: str) -> Iterator[Any]:
     """Ctrl-C ends a run in good order: everything acknowledged is on disk.
 
     Gives a callback that ends it at the next event, should the exception have got lost in somebody's destructor.
@@ -448,7 +495,7 @@ def suppress_interrupt(resuming: str) -> Iterator[Any]:
     try:
         yield look
     except KeyboardInterrupt:
-        typer.echo(f"\nstopped; every finished update is kept. Go on with: {resuming}", err=True)
+        typer.echo(f"\nstopped; {kept}", err=True)
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGINT, before)

@@ -3,16 +3,17 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from partita import datasets
 from partita.families import Family
-from partita.metrics import classification, reliability
+from partita.metrics import classification
 from partita.models import SoftmaxRegression, prior_of
 from partita.predictive import expected_response
-from partita.report.page import Curve, Report, calibration_chart, site_chart
+from partita.report import Curve, Report
+from partita.report.charts import Calibration, calibration_picture, grouped_bars, label_picture
+from partita.report.measures import of_classes
 from partita.result import Result
 from partita.run import evidence, fit
 from partita.schedules import Asynchronous, Schedule, Sequential, Synchronous
@@ -49,11 +50,12 @@ METHODS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method's line of the table, its curve, and its calibration."""
+    """One method's line of the table, its curve, its calibration, and what each site contributed, in nats."""
 
     row: Row
     curve: Curve
-    reliability: tuple[np.ndarray, ...]
+    calibration: Calibration
+    contributions: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,21 @@ def outcome(
     }
     probabilities = expected_response(result.model, posterior, digits.test[0])
     # Events carry the free energy that was known when they happened; the last one is that of the result.
-    end = {**last, **measured, "free_energy": log_evidence}
+    end = {**last, **measured, "free_energy": log_evidence, "log_evidence": log_evidence}
     rows = [*result.history, end]
     if method.pooled:
-        rows = [{name: value for name, value in row.items() if name != "messages"} for row in rows]
-    curve = Curve(method.name, rows)
-    return Outcome(row, curve, reliability(probabilities, digits.test[1], 10))
+        rows = [{name: value for name, value in row.items() if name not in ("messages", "bytes")} for row in rows]
+    calibration = of_classes(probabilities, digits.test[1])
+    return Outcome(row, Curve(method.name, rows), calibration, result.contributions().tolist())
 
 
 def report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
     """The page: table, who has which labels, calibration, and the curves."""
-    calibrations = {outcome.row["method"]: outcome.reliability for outcome in outcomes}
+    calibrations = {outcome.row["method"]: outcome.calibration for outcome in outcomes}
+    contributions = {
+        method.name: outcome.contributions if method.name.startswith("PVI") else None
+        for method, outcome in zip(METHODS, outcomes, strict=True)
+    }
     return Report(
         title="Digits over ten sites",
         words=(
@@ -146,15 +152,20 @@ def report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
         ),
         table=[outcome.row for outcome in outcomes],
         curves=[outcome.curve for outcome in outcomes],
-        figures=[site_chart(digits.shards), calibration_chart(calibrations)],
+        pictures=[
+            label_picture(digits.shards),
+            calibration_picture(calibrations),
+            grouped_bars(
+                "Contribution of sites",
+                "How far the posterior would be without a site: KL(posterior ‖ posterior / factor).",
+                "nats",
+                contributions,
+            ),
+        ],
     )
 
 
-def run_demo(seed: int, watch: Callable[[Method], Any]) -> tuple[list[Outcome], Digits]:
-    """All methods; `watch(method)` is a context manager that gives callbacks."""
+def run_demo(seed: int, watch: Callable[[Method], Sequence[Callback]]) -> tuple[list[Outcome], Digits]:
+    """All methods; `watch(method)` gives callbacks."""
     digits = Digits.load(seed)
-    outcomes = []
-    for method in METHODS:
-        with watch(method) as callbacks:
-            outcomes.append(run_method(method, digits, seed, callbacks))
-    return outcomes, digits
+    return [run_method(method, digits, seed, watch(method)) for method in METHODS], digits

@@ -178,7 +178,7 @@ class Progress:
     def __call__(self, event: Event) -> None:
         energy = "" if event.free_energy is None else f"free energy {event.free_energy:.2f}"
         rounds = event.total * event.round / event.version
-        self.show(event.version, event.total, energy, words=f"round {event.round:.0f} of {rounds:.0f}")
+        self.show(event.version, event.total, energy, words=f"round {int(event.round)} of {rounds:.0f}")
 
     def show(self, done: int, total: int | None, note: str, label: str | None = None, words: str | None = None) -> None:
         """How far it is; where there is no bar to be filled, in words."""

@@ -11,6 +11,7 @@ import typer
 federation = typer.Typer()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing before the end.")]
 Metrics = Annotated[
     int | None, typer.Option(metavar="PORT", help="Prometheus metrics at http://127.0.0.1:PORT/metrics.")
 ]
@@ -41,7 +42,7 @@ def _names(text: str) -> list[str]:
 
 
 @federation.command()
-def serve(folder: Folder, metrics: Metrics = None, json: Json = False) -> None:
+def serve(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: Json = False) -> None:
     """Run a federation's server until its run is finished."""
     from partita.errors import RunMismatch
     from partita.federation.folders import read_server
@@ -49,11 +50,11 @@ def serve(folder: Folder, metrics: Metrics = None, json: Json = False) -> None:
     server = read_server(folder)
     if server.has_run:
         raise RunMismatch(f"{folder}: there is a run already; go on with: partita resume {folder}")
-    _serve(server, metrics, json)
+    _serve(server, metrics, quiet, json)
 
 
 @federation.command()
-def resume(folder: Folder, metrics: Metrics = None, json: Json = False) -> None:
+def resume(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: Json = False) -> None:
     """Carry on with a run, after `partita stop`, a crash, or with more rounds."""
     from partita.errors import InputError
     from partita.federation.folders import read_server
@@ -61,10 +62,10 @@ def resume(folder: Folder, metrics: Metrics = None, json: Json = False) -> None:
     server = read_server(folder)
     if not server.has_run:
         raise InputError(f"{folder}: there is no run yet; begin with: partita serve {folder}")
-    _serve(server, metrics, json)
+    _serve(server, metrics, quiet, json)
 
 
-def _serve(server: Any, metrics: int | None, json: bool) -> None:
+def _serve(server: Any, metrics: int | None, quiet: bool, json: bool) -> None:
     import threading
 
     from partita.federation.processes import serve as run
@@ -75,7 +76,7 @@ def _serve(server: Any, metrics: int | None, json: bool) -> None:
     if http is not None:
         threading.Thread(target=http.serve_forever, daemon=True).start()
     try:
-        with Watch(json) as watch:
+        with Watch(quiet, json) as watch:
             state = run(server, watch)
     finally:
         if http is not None:
@@ -94,42 +95,41 @@ def _serve(server: Any, metrics: int | None, json: bool) -> None:
 class Watch:
     """A progress bar, or a JSON object per change."""
 
-    def __init__(self, json: bool):
+    def __init__(self, quiet: bool, json: bool):
         from partita.telemetry import Progress
 
-        self._bar = None if json else Progress("starting")
+        self._bar, self._json = Progress("starting", quiet=quiet or json), json
         self._last: Any = None
 
     def __enter__(self) -> "Watch":
-        if self._bar is not None:
-            self._bar.__enter__()
+        self._bar.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(*error)
+        self._bar.__exit__(*error)
 
     def __call__(self, state: dict[str, Any]) -> None:
         from partita.telemetry import to_json
 
         ready = [site["site"] for site in state["sites"] if site["ready"]]
-        note = f"{len(ready)} of {len(state['sites'])} sites are ready"
         done = state.get("version", 0)
+        self._bar.show(done, state.get("total"), f"{len(ready)} of {len(state['sites'])} sites ready", state["state"])
         change = (state["state"], done, tuple(ready))
-        if self._bar is not None:
-            self._bar.show(done, state.get("total"), note, state["state"])
-        elif change != self._last:
+        if self._json and change != self._last:
             typer.echo(to_json({"event": "state", **state}))
             sys.stdout.flush()
         self._last = change
 
 
 @federation.command()
-def site(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")]) -> None:
+def site(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")], quiet: Quiet = False
+) -> None:
     """Be a site: wait for a server's tasks, and answer them from the data here."""
     from partita.federation.processes import run_site
 
-    run_site(folder, lambda words: typer.echo(f"{datetime.now():%H:%M:%S} {words}"))
+    run_site(folder, lambda words: None if quiet else typer.echo(f"{datetime.now():%H:%M:%S} {words}"))
+    typer.echo(f"stopped; nothing is lost. Go on with: partita site {folder}", err=True)
 
 
 @federation.command()
@@ -186,8 +186,10 @@ def _word(row: dict[str, Any]) -> str:
 def stop(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A server's or a site's folder.")]) -> None:
     """End the server or the site of a folder in good order; `resume` goes on."""
     from partita.federation.processes import stop as end
+    from partita.telemetry import Progress
 
-    number = end(folder)
+    with Progress(f"ending {folder}"):
+        number = end(folder)
     typer.echo(f"{folder}: nobody is at work here" if number is None else f"{folder}: process {number} has ended")
 
 

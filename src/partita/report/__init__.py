@@ -1,5 +1,6 @@
-"""Pictures of runs: one self-contained HTML page."""
+"""Pictures of runs: one self-contained HTML page, also live; and on a terminal."""
 
-from partita.report.page import Curve, Report, write_report
+from partita.report.charts import Chart, Curve, Picture
+from partita.report.page import Report, write_report
 
-__all__ = ["Curve", "Report", "write_report"]
+__all__ = ["Chart", "Curve", "Picture", "Report", "write_report"]

@@ -1,17 +1,87 @@
-"""Tables on a terminal."""
+"""Tables on a terminal, and a run that is watched there."""
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from partita.report.charts import LABELS
+from partita.report.follower import Follower
 from partita.report.page import shown
+from partita.telemetry import Progress, Row
+
+LOOK = 1.0
+BLOCKS = "▁▂▃▄▅▆▇█"
+# What is drawn of a run, if it is known: name, and columns of a sparkline.
+SPARKS, WIDTH = ("free_energy", "error", "nll", "rmse", "accepted", "staleness"), 60
+# Sites of a table that leaves room for the rest.
+MOST_SITES = 15
 
 
-def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+def table_of(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for number, name in enumerate(rows[0]):
         table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(shown(value, name) for name, value in row.items()))
-    Console().print(table)
+    return table
+
+
+def print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    Console().print(table_of(title, rows))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Numbers as a row of blocks, the last ones.
+
+    >>> sparkline([0, 1, 2, 7])
+    '▁▂▃█'
+    """
+    last = list(values)[-WIDTH:]
+    low, high = min(last), max(last)
+    step = (high - low) / (len(BLOCKS) - 1) or 1.0
+    return "".join(BLOCKS[round((value - low) / step)] for value in last)
+
+
+def view(follower: Follower) -> RenderableType:
+    """A run on one screen: how far it is, its curves, its sites."""
+    state, rows = follower.state(), follower.rows()
+    ago = f" Last update {state['still']:.0f} s ago." if state["state"] in ("running", "still") else ""
+    parts: list[RenderableType] = [Text(f"{follower.title}. {state['words']}{ago}", style="bold")]
+    for name in SPARKS:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if len(set(values)) > 1:
+            parts.append(Text(f"{LABELS[name]:<22} {sparkline(values)} {shown(values[-1])}"))
+    if follower.last:
+        parts.append(table_of("", [follower.summary()]))
+    sites = follower.site_rows()
+    if sites:
+        more = f" (the first {MOST_SITES} of {len(follower.sites)})" if len(sites) > MOST_SITES else ""
+        parts.append(table_of(f"\nSites{more}", sites[:MOST_SITES]))
+    return Group(*parts)
+
+
+def watch(follower: Follower, console: Console | None = None) -> None:
+    """Until the run is finished: a screen that changes, or plain lines where there is no terminal."""
+    console = console or Console()
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            while _goes_on(follower):
+                live.update(view(follower), refresh=True)
+                time.sleep(LOOK)
+            live.update(view(follower), refresh=True)
+        return
+    with Progress(follower.title, console) as progress:
+        while _goes_on(follower):
+            progress.show(0, None, follower.state()["words"])
+            time.sleep(LOOK)
+    console.print(view(follower))
+
+
+def _goes_on(follower: Follower) -> bool:
+    follower.read()
+    return not follower.is_finished

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from partita.report.page import COLOURS, styled
+from partita.report.charts import COLOURS, Picture, styled
 from partita.telemetry import Row
 
 
-def surfaces(rows: Sequence[Row]) -> Any:
+def surfaces(rows: Sequence[Row]) -> Picture:
     """Probabilities after every batch, a line of panels per method, with what was seen so far and the pseudo-points."""
     from plotly.subplots import make_subplots
 
@@ -37,10 +37,11 @@ def surfaces(rows: Sequence[Row]) -> Any:
                 marker={"size": 7, "color": "black", "symbol": "x-thin", "line": {"width": 2}}, **place,
             )  # fmt: skip
     styled(figure).update_layout(height=240 * len(methods) + 60, showlegend=False)
-    return figure
+    words = "Probabilities of the second class after every batch, with what was seen and the pseudo-points."
+    return Picture("What is learnt, batch by batch", words, figure, wide=True)
 
 
-def beliefs(rows: Sequence[Row]) -> Any:
+def beliefs(rows: Sequence[Row]) -> Picture:
     """What each method believes of the hyperparameters after its last batch: densities, or a line for a point."""
     from plotly.subplots import make_subplots
 
@@ -59,8 +60,9 @@ def beliefs(rows: Sequence[Row]) -> Any:
             else:
                 x, density = smoothed(np.array(draws))
                 figure.add_scatter(x=x, y=density, mode="lines", line={"color": colour}, row=1, col=column, **shown)
-    styled(figure).update_layout(height=360)
-    return figure
+    styled(figure).update_layout(height=360, showlegend=False, margin_t=50)
+    words = "Densities of logarithms after the last batch; dashed lines are points."
+    return Picture("Hyperparameters", words, figure, wide=True)
 
 
 def smoothed(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +73,7 @@ def smoothed(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x, gaussian_kde(draws)(x)
 
 
-def frames(rows: Sequence[Row], truth: Any) -> Any:
+def frames(rows: Sequence[Row], truth: Any) -> Picture:
     """One panel per batch: the function, the data of that batch and of earlier ones, the prediction, the points."""
     from plotly.subplots import make_subplots
 
@@ -105,5 +107,6 @@ def frames(rows: Sequence[Row], truth: Any) -> Any:
             )  # fmt: skip
             earlier = [earlier[0] + row["batch"][0], earlier[1] + row["batch"][1]]
     figure.update_yaxes(range=[-2.8, 2.8])
-    styled(figure).update_layout(height=300 * len(methods) + 60, showlegend=False)
-    return figure
+    styled(figure).update_layout(height=300 * len(methods) + 60, showlegend=False, margin_t=50)
+    words = "The function (dotted), predictions with 95 % bands, data of the batch and of earlier ones, pseudo-points."
+    return Picture("What is learnt, batch by batch", words, figure, wide=True)

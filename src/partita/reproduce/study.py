@@ -18,20 +18,13 @@ import optax
 from partita import datasets
 from partita.errors import InputError
 from partita.models import Network
-from partita.report.page import Chart, Curve
+from partita.report import Chart, Curve
 from partita.telemetry import Row, plain
 
 KEYS = ("method", "setting", "seed", "round", "seconds", "messages", "bytes", "error", "nll", "ece", "free_energy")
 
-# As in the paper: error and log likelihood against time and against communication.
-CHARTS = (
-    Chart("seconds", "error", log_x=True),
-    Chart("messages", "error", log_x=True),
-    Chart("seconds", "nll", log_x=True),
-    Chart("messages", "nll", log_x=True),
-    Chart("round", "error"),
-    Chart("round", "free_energy", log_y=False),
-)
+# As in the paper: error and log likelihood, against time or communication.
+CHARTS = (Chart("error"), Chart("nll"), Chart("free_energy", log=False))
 # Seconds until a cell's program is compiled.
 START_UP = 6.0
 
@@ -87,9 +80,10 @@ def run_study(cells: Sequence[Cell], folder: Path, rows_per_second: Callable[[],
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from None
     waiting = [cell for cell in cells if not (kept / cell.path).exists()]
-    seconds = START_UP * len(waiting) + (sum(cell.work for cell in waiting) / rows_per_second() if waiting else 0.0)
     rows: list[Row] = []
     with watch:
+        work = sum(cell.work for cell in waiting)
+        seconds = START_UP * len(waiting) + (work / rows_per_second() if waiting else 0.0)
         watch.plan(len(cells), len(cells) - len(waiting), seconds)
         for cell in cells:
             path = kept / cell.path

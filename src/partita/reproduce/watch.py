@@ -1,10 +1,10 @@
 """How a study is shown: a progress bar, or JSON lines."""
 
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from partita.reproduce.study import Cell, Watch
-from partita.telemetry import Row, to_json
+from partita.telemetry import Progress, Row, to_json
 
 
 def duration(seconds: float) -> str:
@@ -31,42 +31,34 @@ class Lines(Watch):
 
 
 class Bar(Watch):
-    """A Rich progress bar on standard error."""
+    """A progress bar, over runs."""
+
+    def __init__(self, quiet: bool = False):
+        self._bar = Progress("how fast is this machine?", quiet=quiet)
+        self._cells = self._finished = 0
 
     def __enter__(self) -> "Bar":
-        from rich import progress
-        from rich.console import Console
-
-        columns: Any = (
-            progress.TextColumn("{task.description:<32}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[note]}"),
-            progress.TimeElapsedColumn(),
-        )
-        self._bar = progress.Progress(*columns, console=Console(stderr=True))
-        self._bar.start()
-        self._task = self._bar.add_task("", total=None, note="")
-        self._begun = 0
+        self._bar.__enter__()
         return self
 
     def plan(self, cells: int, finished: int, seconds: float) -> None:
         kept = f", {finished} finished before" if finished else ""
-        self._bar.console.print(
+        self._bar.say(
             f"{cells} runs{kept}; about {duration(seconds)} for the rest on this machine. "
             "Ctrl-C stops; the same command goes on."
         )
-        self._bar.update(self._task, total=cells, completed=finished)
-        self._begun = finished
+        # The one that begins next is the first that is not finished.
+        self._cells, self._finished = cells, finished - 1
 
     def begin(self, cell: Cell) -> None:
-        self._bar.update(self._task, description=cell.name, completed=self._begun, note="")
-        self._begun += 1
+        self._finished += 1
+        self._bar.show(self._finished, self._cells, "", cell.name)
 
     def row(self, cell: Cell, row: Row) -> None:
         found = f"error {100 * row['error']:.2f} %" if "error" in row else f"SMSE {row['smse']:.3f}"
-        self._bar.update(self._task, note=f"round {row['round']:.0f}: {found}")
+        self._bar.show(self._finished, self._cells, f"round {row['round']:.0f}: {found}", cell.name)
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.update(self._task, completed=self._begun)
-        self._bar.stop()
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._bar.show(self._cells, self._cells, "", "finished")
+        self._bar.__exit__(*error)

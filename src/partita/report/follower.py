@@ -1,0 +1,262 @@
+"""What a run's folder says, read again and again while the run goes on, which notices nothing of it."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.errors import InputError
+from partita.report.charts import Curve, Picture, bars, calibration_picture
+from partita.report.measures import read_measures
+from partita.report.page import Report
+from partita.report.posterior import posterior_picture
+from partita.result import load
+from partita.storage import read_arrays, read_history, read_updates
+from partita.telemetry import Row
+
+SCORES = ("error", "nll", "ece", "rmse", "smse")
+# Seconds without a fold after which a run is called still.
+STILL = 15.0
+MOST_KEPT, MOST_SITES = 3000, 200
+
+
+class Sample:
+    """Some of what was added, evenly apart, and always the last: never more than so many."""
+
+    def __init__(self, most: int = MOST_KEPT):
+        self._most, self._step, self._added = most, 1, 0
+        self._kept: list[Any] = []
+        self._last: list[Any] = []
+
+    def add(self, item: Any) -> None:
+        regular = self._added % self._step == 0
+        self._added += 1
+        if regular:
+            self._kept.append(item)
+        self._last = [] if regular else [item]
+        if len(self._kept) > self._most:
+            self._kept, self._last = self._kept[::2], self._kept[-1:] if len(self._kept) % 2 == 0 else []
+            self._step *= 2
+
+    def __iter__(self) -> Any:
+        return iter([*self._kept, *self._last])
+
+
+@dataclass
+class SiteSoFar:
+    """What a site did."""
+
+    updates: int = 0
+    round: float = 0.0
+    accepted: float = 0.0
+    staleness: float = 0.0
+
+    def add(self, row: Row) -> None:
+        self.updates += 1
+        self.round = row["round"]
+        self.accepted += row["accepted"]
+        self.staleness += row["staleness"]
+
+    def row(self) -> Row:
+        return {
+            "updates": self.updates,
+            "last round": self.round,
+            "accepted": self.accepted / self.updates,
+            "staleness": self.staleness / self.updates,
+        }
+
+
+@dataclass
+class Follower:
+    """A run's folder, as far as it has been read: `read` goes on from there.
+
+    Args:
+        folder: of the run, which need not have begun.
+        names: of sites, if they have any.
+        title: of the report.
+    """
+
+    folder: Path
+    names: Sequence[str] = ()
+    title: str = ""
+    last: Row = field(default_factory=dict)
+    sites: dict[int, SiteSoFar] = field(default_factory=dict)
+    log_evidence: float | None = None
+    # The last fold that the saved result knows of.
+    finished: int = -1
+
+    def __post_init__(self) -> None:
+        self.title = self.title or f"Run {self.folder.resolve().name}"
+        self._measured, self._others = Sample(), Sample()
+        self._number = 0
+        # Who answered the tasks of a version, in folds of several sites.
+        self._answers: dict[int, set[int]] = {}
+        self._result: tuple[int, int] | None = None
+        self._contributions: Sequence[float] = ()
+        self._pictures: list[Picture] = []
+        self._moved = time.monotonic()
+
+    def read(self) -> bool:
+        """Whether there is something new."""
+        if not (self.folder / "journal.sqlite").exists():
+            return False
+        first = not self.last
+        written = self._last_written()
+        rows = read_history(self.folder, self.last.get("fold", 0))
+        if any(row["site"] is None for row in rows):
+            self._read_answers()
+        for row in rows:
+            self._add(row)
+        if rows:
+            self._moved = time.monotonic() - (written if first else 0.0)
+        return self._read_result() or bool(rows)
+
+    def _last_written(self) -> float:
+        """How many seconds ago something was written, at least."""
+        paths = [self.folder / name for name in ("journal.sqlite", "journal.sqlite-wal")]
+        return max(0.0, time.time() - max(path.stat().st_mtime for path in paths if path.exists()))
+
+    def _read_answers(self) -> None:
+        for number, site, version in read_updates(self.folder, self._number):
+            self._number = number
+            self._answers.setdefault(version, set()).add(site)
+
+    def _add(self, row: Row) -> None:
+        if row["site"] is None:
+            task = row["version"] - row["sites"] - row["staleness"]
+            workers: Iterable[int] = self._answers.get(task, ())
+            self._answers = {version: sites for version, sites in self._answers.items() if version > task}
+        else:
+            workers = (row["site"],)
+        for site in workers:
+            self.sites.setdefault(site, SiteSoFar()).add(row)
+        (self._measured if any(name in row for name in SCORES) else self._others).add(row)
+        self.last = row
+
+    def _read_result(self) -> bool:
+        path = self.folder / "result.safetensors"
+        if not path.exists():
+            return False
+        stamp = (path.stat().st_mtime_ns, path.stat().st_size)
+        if stamp == self._result:
+            return False
+        self._result = stamp
+        about = read_arrays(path)[1]
+        self.finished, self.log_evidence = about["history"][-1]["fold"], about["log_evidence"]
+        try:
+            result = load(path)
+        except InputError:
+            # A model whose code is not stored: its parameters cannot be told.
+            self._contributions, self._pictures = (), []
+        else:
+            self._contributions = result.contributions().tolist()
+            picture = posterior_picture(result)
+            self._pictures = [] if picture is None else [picture]
+        return True
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.last) and (
+            self.finished >= self.last["fold"] or self.last["version"] >= self.last.get("total", np.inf)
+        )
+
+    @property
+    def has_result(self) -> bool:
+        return bool(self.last) and self.finished == self.last["fold"]
+
+    def state(self) -> Row:
+        """Whether the run goes on, in a word and in a sentence; and for how many seconds it has been still."""
+        if not self.last:
+            there = (self.folder / "journal.sqlite").exists()
+            words = "The run has begun; its first update is on the way." if there else "The run has not begun yet."
+            return {"state": "waiting", "words": words, "still": 0.0}
+        still = time.monotonic() - self._moved
+        state = "finished" if self.is_finished else "still" if still > STILL else "running"
+        word = {"finished": "Finished", "still": "Nothing new for a while", "running": "Running"}[state]
+        return {"state": state, "words": f"{word}: {self.progress}.", "still": still}
+
+    @property
+    def progress(self) -> str:
+        """Round 12 of 40."""
+        rounds, total = self.last["round"], self.last.get("total")
+        of = "" if total is None else f" of {total * rounds / self.last['version']:.0f}"
+        return f"round {math.floor(rounds)}{of}"
+
+    def rows(self) -> list[Row]:
+        """The history; of a long one, rows evenly apart. The last has the log evidence, if there is a result."""
+        rows = sorted([*self._measured, *self._others], key=lambda row: row["fold"])
+        if rows and self.has_result:
+            rows[-1] = {**rows[-1], "log_evidence": self.log_evidence}
+        return rows
+
+    def summary(self) -> Row:
+        """One line about the run so far."""
+        scored: Row = max(self._measured, key=lambda row: row["fold"], default={})
+        scores = {name: scored[name] for name in SCORES if name in scored}
+        if self.has_result:
+            scores |= read_measures(self.folder, self.finished)[0]
+        return {
+            "run": self.folder.resolve().name,
+            **scores,
+            "rounds": self.last.get("round"),
+            "messages": self.last.get("messages"),
+            "bytes": self.last.get("bytes"),
+            "seconds": self.last.get("seconds"),
+            "free energy": self.last.get("free_energy"),
+            "log evidence": self.log_evidence if self.has_result else None,
+        }
+
+    def name(self, site: int) -> str:
+        return self.names[site] if site < len(self.names) else f"site {site}"
+
+    def site_rows(self) -> list[Row]:
+        """One row per site; of very many, the first."""
+        nats = self._contributions if self.has_result else ()
+        return [
+            {"site": self.name(site), **so_far.row(), **({"nats": nats[site]} if site < len(nats) else {})}
+            for site, so_far in sorted(self.sites.items())[:MOST_SITES]
+        ]
+
+    def report(self) -> Report:
+        """The page about the run so far."""
+        words = "" if self.last else "Charts appear here as soon as the run has made its first update."
+        if self.last and not self.is_finished:
+            words = "Not finished: the table shows the latest update."
+        return Report(
+            title=self.title,
+            words=words or "Finished.",
+            table=[self.summary()] if self.last else [],
+            curves=[Curve(self.folder.resolve().name, self.rows())],
+            pictures=self.pictures(),
+            sites=self.site_rows(),
+        )
+
+    def pictures(self) -> list[Picture]:
+        """Of sites, as far as they differ; of a finished run, what each contributed, calibration and posterior."""
+        names = [self.name(site) for site in sorted(self.sites)]
+        so_far = [so_far.row() for _, so_far in sorted(self.sites.items())]
+        found = []
+        if self.has_result and len(self._contributions) > 1:
+            words = "How far the posterior would be without a site, in nats: KL(posterior ‖ posterior / factor)."
+            all_names = [self.name(site) for site in range(len(self._contributions))]
+            found.append(bars("Contribution of sites", words, "nats", all_names, self._contributions))
+        for name, title, words in PER_SITE:
+            values = [row[name] for row in so_far]
+            if values and max(values) > min(values):
+                found.append(bars(title, words, name, names, values))
+        if self.has_result:
+            measured = read_measures(self.folder, self.finished)[1]
+            found += [calibration_picture({self.folder.resolve().name: measured})] if measured else []
+            found += self._pictures
+        return found
+
+
+PER_SITE = (
+    ("updates", "Updates of sites", "How often each site has contributed."),
+    ("staleness", "Staleness of sites", "Updates that were folded while a site was at work, on average."),
+    ("accepted", "Accepted share of sites", "How much of a site's proposed changes was taken, on average."),
+)

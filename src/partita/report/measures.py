@@ -1,0 +1,65 @@
+"""What was measured on a test set: kept beside a run, because the data are not."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from partita.errors import CorruptStorage, InputError
+from partita.metrics import reliability
+from partita.predictive import expected_response
+from partita.report.charts import Calibration
+from partita.result import Result
+from partita.storage import write_text
+from partita.telemetry import Row, to_json
+
+LEVELS = np.arange(1, 20) / 20
+
+
+def calibration(result: Result, X: Any, y: Any) -> Calibration | None:
+    """Whether probabilities, or intervals, hold what they promise; None where a model has neither."""
+    try:
+        return of_classes(result.predict_proba(X), y)
+    except InputError:
+        pass
+    try:
+        mean, std = result.predict(X, return_std=True)
+    except InputError:
+        return None
+    off = np.abs(np.ravel(y) - np.ravel(mean)) / np.ravel(std)
+    return Calibration(LEVELS.tolist(), [float(np.mean(off <= ndtri(0.5 + level / 2))) for level in LEVELS])
+
+
+def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> Calibration:
+    _, confidence, accuracy, share = reliability(probabilities, labels, 10)
+    return Calibration(confidence.tolist(), accuracy.tolist(), share.tolist())
+
+
+def write_measures(folder: Path, result: Result, test: tuple[Any, Any]) -> None:
+    """What a finished run's result is worth on its test set, in `measures.json`."""
+    model: Any = result.model
+    found = calibration(result, *test)
+    row = {
+        "fold": result.history[-1]["fold"],
+        "scores": model.score(expected_response(model, result.posterior, test[0]), test[1]),
+        "calibration": None if found is None else asdict(found),
+    }
+    write_text(folder / "measures.json", to_json(row))
+
+
+def read_measures(folder: str | os.PathLike, fold: int) -> tuple[Row, Calibration | None]:
+    """Scores and calibration of the result after this fold; nothing, if there are none."""
+    path = Path(folder) / "measures.json"
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        if row["fold"] != fold:
+            return {}, None
+        return row["scores"], None if row["calibration"] is None else Calibration(**row["calibration"])
+    except FileNotFoundError:
+        return {}, None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing else is lost") from None

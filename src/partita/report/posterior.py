@@ -1,0 +1,64 @@
+"""Intervals of a posterior's parameters, whatever its family."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.special import ndtri
+
+from partita.families import Family, Gaussian, MeanField
+from partita.models import AbstractModel
+from partita.models.linear import LinearPredictor
+from partita.report.charts import Picture, interval_picture
+from partita.result import Result
+from partita.runtime import precision
+
+# Parameters of other families than Gaussians are drawn, so many times; not of huge ones.
+DRAWS, MOST_DRAWN = 1000, 5000
+
+
+def posterior_picture(result: Result) -> Picture | None:
+    """95 % intervals of the parameters; None of very many that are not Gaussian."""
+    found = intervals(result.posterior)
+    if found is None:
+        return None
+    tree, low, middle, high = found
+    return interval_picture(lambda place: name_of(result.model, tree, place), low, middle, high)
+
+
+def intervals(posterior: Family) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Parameters as a tree, and the quantiles of all of them in a row."""
+    if isinstance(posterior, Gaussian | MeanField):
+        middle, scale = _flat(posterior.location), _flat(posterior.scale)
+        half = float(ndtri(0.975)) * scale
+        return posterior.location, middle - half, middle, middle + half
+    with precision(posterior.dtype):
+        like = jax.eval_shape(posterior.sample, jax.random.key(0))
+    if sum(leaf.size for leaf in jax.tree.leaves(like)) > MOST_DRAWN:
+        return None
+    draws = [
+        np.asarray(leaf).reshape(DRAWS, -1) for leaf in jax.tree.leaves(posterior.sample(jax.random.key(0), (DRAWS,)))
+    ]
+    low, middle, high = np.quantile(np.concatenate(draws, axis=1), [0.025, 0.5, 0.975], axis=0)
+    return like, low, middle, high
+
+
+def _flat(tree: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def name_of(model: AbstractModel, tree: Any, place: int) -> str:
+    """What a parameter is called: a weight of a linear model, or where it is in its tree."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    if isinstance(model, LinearPredictor) and place < model.outputs * model.columns:
+        output, column = divmod(place, model.columns)
+        name = f"weight {column}" if column < model.features else "intercept"
+        return f"class {output}, {name}" if model.outputs > 1 else name
+    for path, leaf in leaves:
+        size = int(np.prod(leaf.shape))
+        if place < size:
+            indices = ", ".join(map(str, np.unravel_index(place, leaf.shape)))
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "θ"
+            return f"{name}[{indices}]" if leaf.shape else name
+        place -= size
+    raise IndexError(place)

@@ -1,0 +1,70 @@
+"""Progress: on a terminal, elsewhere, and not at all."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import partita as pt
+from partita import telemetry
+from partita.telemetry import Progress
+
+MODEL = pt.models.LinearRegression(features=1, noise=1.0)
+SHARDS = [(np.ones((4, 1)), np.arange(4.0)), (np.ones((3, 1)), np.arange(3.0))]
+
+
+def told(terminal, callbacks=(), **settings):
+    """What progress says of a run of three rounds."""
+    stream = io.StringIO()
+    progress = Progress("trial", Console(file=stream, force_terminal=terminal, width=100), **settings)
+    schedule = pt.schedules.Synchronous(rounds=3)
+    result = pt.fit(MODEL, SHARDS, schedule=schedule, callbacks=[progress, *callbacks])
+    return stream.getvalue(), result
+
+
+def test_a_bar_on_a_terminal():
+    text, _ = told(terminal=True)
+    assert "6/6" in text
+    # The cursor was hidden, and is there again.
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
+
+
+def test_plain_lines_elsewhere_and_not_too_many(monkeypatch):
+    assert told(terminal=False)[0] == ""
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    text, result = told(terminal=False)
+    first, last = (row["free_energy"] for row in (result.history[0], result.history[-1]))
+    assert text.splitlines() == [
+        f"trial: round 1 of 3, free energy {first:.2f}",
+        f"trial: round 3 of 3, free energy {last:.2f}",
+    ]
+    monkeypatch.setattr(telemetry, "BETWEEN_LINES", 0.0)
+    assert len(told(terminal=False)[0].splitlines()) == 3
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_if_quiet(terminal, monkeypatch):
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    assert told(terminal, quiet=True)[0] == ""
+
+
+def test_a_run_that_fails_leaves_the_terminal_as_it_was():
+    stream = io.StringIO()
+
+    def fail(event):
+        raise OSError
+
+    progress = Progress("trial", Console(file=stream, force_terminal=True))
+    with pytest.raises(OSError):
+        pt.fit(MODEL, SHARDS, callbacks=[progress, fail])
+    assert stream.getvalue().endswith("\x1b[?25h")
+
+
+def test_what_is_entered_twice_is_left_once():
+    text = io.StringIO()
+    with Progress("trial", Console(file=text, force_terminal=True, width=100)) as progress:
+        pt.fit(MODEL, SHARDS, schedule=pt.schedules.OnePass(), callbacks=[progress])
+        assert "\x1b[?25h" not in text.getvalue()
+        progress.show(1, 4, "another thing")
+    assert "another thing" in text.getvalue()
