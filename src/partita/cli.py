@@ -99,6 +99,8 @@ def run(
 
     cache_compilation()
     wanted = read_config(config, settings or ())
+    if wanted.regression is not None:
+        return run_regression(config, wanted, out or Path("runs") / config.stem, resume, quiet, json)
     (X, y), test = load_data(wanted, config.parent)
     model: Any = build_model(wanted, X, y)
     parts = wanted.partition
@@ -108,6 +110,7 @@ def run(
     def metrics(posterior: Any) -> dict[str, float]:
         return model.score(expected_response(model, posterior, test[0]), test[1])
 
+    assert wanted.schedule is not None
     every = Every(metrics, folds=1 if wanted.schedule.waits and wanted.schedule.parallel else parts.sites)
     progress = JsonLines(sys.stdout) if json else Progress(config.stem, quiet=quiet)
     kept = f"every finished update is kept. Go on with: partita run {config} --out {folder} --resume"
@@ -126,6 +129,47 @@ def run(
         )
         result.save(folder / "result.safetensors")
         write_measures(folder, result, test)
+    finish(folder, json)
+
+
+def run_regression(config: Path, wanted: Any, folder: Path, resume: bool, quiet: bool, json: bool) -> None:
+    """A formula on one table per site, and the formulas that it is compared with."""
+    from partita.formulas import regress
+    from partita.formulas.tables import read_sites
+    from partita.report.regression import described, tables, write_regression
+    from partita.report.terminal import print_table
+    from partita.telemetry import JsonLines, Progress, to_json
+
+    asked = wanted.regression
+    sites = read_sites(wanted.data.sites, config.parent)
+    found = []
+    kept = f"every finished update is kept. Go on with: partita run {config} --out {folder} --resume"
+    with suppress_interrupt(kept) as look:
+        for number, formula in enumerate((asked.formula, *asked.compare)):
+            place = folder / f"compare-{number}" if number else folder
+            progress = JsonLines(sys.stdout, {"formula": formula}) if json else Progress(formula, quiet=quiet)
+            fitted = regress(
+                formula,
+                sites,
+                family=asked.family,
+                prior_scale=asked.prior_scale,
+                held_out=asked.held_out,
+                schedule=wanted.schedule,
+                damping=wanted.damping,
+                seed=wanted.seed,
+                run_dir=place,
+                resume=resume,
+                callbacks=(progress, look),
+            )
+            fitted.result.save(place / "result.safetensors")
+            found.append(fitted)
+        row = described(found, asked.level)
+        write_regression(folder, row)
+    if json:
+        typer.echo(to_json({"event": "regression", **row}))
+    else:
+        for caption, rows in tables(row).items():
+            print_table(caption, list(rows))
     finish(folder, json)
 
 

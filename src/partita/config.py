@@ -26,7 +26,7 @@ from partita.solvers import Solver
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """A data set by name, or a CSV file with a header and the column to predict.
+    """A data set by name, or a CSV file with a header and the column to predict; for a regression, a file per site.
 
     Without `test_share` the test part is the published one if there is one, else a random fifth of the rows.
     """
@@ -34,6 +34,7 @@ class Data:
     name: str | None = None
     path: str | None = None
     target: str | None = None
+    sites: Any = None
     test_share: float | None = None
     standardise: bool = True
 
@@ -48,20 +49,33 @@ class Partition:
 
 
 @dataclasses.dataclass(frozen=True)
+class Formula:
+    """A regression on tables of sites, and other formulas to compare it with."""
+
+    formula: str
+    family: str = "gaussian"
+    compare: tuple[str, ...] = ()
+    prior_scale: float = 2.5
+    held_out: float = 0.0
+    level: float = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """A whole run: of a model, or of a regression."""
 
     data: Data
     partition: Partition
-    model: tuple[str, dict[str, Any]]
+    model: tuple[str, dict[str, Any]] | None
+    regression: Formula | None
     solver: Solver | None
-    schedule: Schedule
+    schedule: Schedule | None
     damping: float | str = "auto"
     hyper: LearnHyper | None = None
     seed: int = 0
 
 
-SECTIONS = ("data", "partition", "model", "solver", "schedule", "hyper")
+SECTIONS = ("data", "partition", "model", "regression", "solver", "schedule", "hyper")
 # Settings of models that follow from the data, or that a file cannot hold.
 DERIVED = ("features", "classes", "layers", "params", "given_prior")
 
@@ -112,16 +126,37 @@ class Reader:
         self.sections(tables, SECTIONS, ("damping", "seed"))
         if "data" not in tables:
             raise ConfigError(f"{self.path}: [data] is missing: give a name ({', '.join(datasets.NAMES)}) or a path")
+        by_formula = "regression" in tables
+        for section in ("partition", "model", "solver", "hyper") if by_formula else ():
+            if section in tables:
+                raise self.error("", section, "does not go with [regression], which has what it needs: leave it out")
         return Config(
             data=self.build("data", Data, tables["data"]),
             partition=self.build("partition", Partition, tables.get("partition", {})),
-            model=self.model(tables.get("model", {})),
+            model=None if by_formula else self.model(tables.get("model", {})),
+            regression=self.regression(tables) if by_formula else None,
             solver=self.named("solver", SOLVERS, tables["solver"], "fixed-point") if "solver" in tables else None,
-            schedule=self.named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous"),
+            schedule=self.schedule(tables.get("schedule"), by_formula),
             hyper=self.hyper(tables.get("hyper")),
             damping=self.damping(tables.get("damping", "auto")),
             seed=self.seed(tables.get("seed", 0)),
         )
+
+    def regression(self, tables: dict[str, Any]) -> Formula:
+        table = dict(tables["regression"])
+        others = table.get("compare", [])
+        if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
+            raise self.error("regression", "compare", f"expected a list of formulas, got {others!r}")
+        if "formula" not in table:
+            raise self.error("", "regression", 'needs a formula, such as formula = "ill ~ age + C(clinic)"')
+        if "sites" not in tables["data"]:
+            raise self.error("", "data", 'needs the tables of sites, such as sites = "data/*.csv"')
+        return self.build("regression", Formula, table | {"compare": tuple(others)})
+
+    def schedule(self, table: dict[str, Any] | None, by_formula: bool) -> Schedule | None:
+        if table is None and by_formula:
+            return None
+        return self.named("schedule", SCHEDULES, table or {}, "synchronous")
 
     def sections(self, tables: dict[str, Any], sections: Sequence[str], keys: Sequence[str] = ()) -> None:
         """Nothing but these, and sections that are sections."""
@@ -254,6 +289,7 @@ def _read(data: Data, folder: Path, seed: int) -> tuple[tuple, tuple]:
 
 def build_model(config: Config, X: np.ndarray, y: np.ndarray) -> AbstractModel:
     """The model, with what follows from the data filled in."""
+    assert config.model is not None
     name, settings = config.model
     kind: Any = MODELS[name]
     try:

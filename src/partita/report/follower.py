@@ -14,6 +14,7 @@ from partita.report.charts import Curve, Picture, bars, calibration_picture
 from partita.report.measures import read_measures
 from partita.report.page import Report
 from partita.report.posterior import posterior_picture
+from partita.report.regression import read_regression, with_regression
 from partita.result import load
 from partita.storage import read_arrays, read_history, read_updates
 from partita.telemetry import Row
@@ -226,7 +227,7 @@ class Follower:
         words = "" if self.last else "Charts appear here as soon as the run has made its first update."
         if self.last and not self.is_finished:
             words = "Not finished: the table shows the latest update."
-        return Report(
+        report = Report(
             title=self.title,
             words=words or "Finished.",
             table=[self.summary()] if self.last else [],
@@ -234,6 +235,8 @@ class Follower:
             pictures=self.pictures(),
             sites=self.site_rows(),
         )
+        regression = read_regression(self.folder, self.finished) if self.has_result else None
+        return report if regression is None else with_regression(report, regression)
 
     def pictures(self) -> list[Picture]:
         """Of sites, as far as they differ; of a finished run, what each contributed, calibration and posterior."""

@@ -35,6 +35,8 @@ class Report:
     charts: Sequence[Chart] = CHARTS
     notes: Mapping[str, str] = field(default_factory=dict)
     sites: Sequence[Row] = ()
+    # Other tables, by their captions.
+    more: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     against: str = "round"
     log_axis: bool = False
 
@@ -75,7 +77,7 @@ def contents(report: Report) -> Row:
     drawn = [chart for chart in report.charts if any(_says(chart, curve["columns"].get(chart.y)) for curve in curves)]
     return {
         "words": report.words,
-        "table": html_table(report.table),
+        "table": html_table(report.table) + "".join(html_table(rows, name) for name, rows in report.more.items()),
         "sites": html_table(report.sites, "Sites"),
         "axes": [
             {"name": x, "short": short, "label": LABELS[x]}
@@ -129,7 +131,7 @@ def _number(value: Any) -> float | None:
 def html_table(rows: Sequence[Row], caption: str = "") -> str:
     if not rows:
         return ""
-    title = f"<caption>{caption}</caption>" if caption else ""
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
     head = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in rows[0])
     body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
