@@ -61,7 +61,7 @@ picture: .venv/dev.stamp
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet '.[dev,ray,flower]'
-	.venv-lock/bin/python -m pip freeze --exclude partita > constraints.txt
+	.venv-lock/bin/python -m pip freeze --all --exclude partita --exclude pip > constraints.txt
 	rm -rf .venv-lock build
 
 .venv/run.stamp: pyproject.toml constraints.txt
