@@ -90,6 +90,8 @@ def check_printed(block: Block, printed: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # Commands would take the user's cache of compiled programs, for all tests after them.
+    monkeypatch.setattr("partita.runtime.cache_compilation", lambda: None)
     names: dict[str, Any] = {"__name__": "page"}
     printed = ""
     for block in blocks(page):
