@@ -86,8 +86,9 @@ def test_the_source_distribution_is_small_and_can_be_built(built):
         files = {member.name.partition("/")[2]: member.size for member in archive if member.isfile()}
     assert {"pyproject.toml", "README.md", "LICENSE", "src/partita/py.typed", "src/partita/_version.py"} <= files.keys()
     assert max(files.values()) < LARGEST
+    assert not any(name.startswith("tests/") for name in files)
     kinds = {Path(name).suffix for name in files}
-    assert kinds <= {".py", ".md", ".toml", ".txt", ".cfg", ".typed", ""}
+    assert kinds <= {".py", ".md", ".toml", ".txt", ".cfg", ".in", ".typed", ""}
 
 
 def test_the_version_is_in_one_place(built):
