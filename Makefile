@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test engines check format bench soak picture lock clean
+.PHONY: demo test engines check docs docs-serve format bench soak picture lock clean
 
 demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
@@ -12,11 +12,18 @@ demo: .venv/run.stamp
 test: .venv/dev.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not engines"
 
-check: .venv/dev.stamp
+check: .venv/dev.stamp docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Into site/; a link that leads nowhere, or a name that is not in the code, is an error.
+docs: .venv/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs-serve: .venv/dev.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .
@@ -54,7 +61,7 @@ picture: .venv/dev.stamp
 lock:
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet '.[dev,ray,flower]'
-	.venv-lock/bin/python -m pip freeze --exclude partita > constraints.txt
+	.venv-lock/bin/python -m pip freeze --all --exclude partita --exclude pip > constraints.txt
 	rm -rf .venv-lock build
 
 .venv/run.stamp: pyproject.toml constraints.txt
@@ -70,4 +77,4 @@ lock:
 	touch $@
 
 clean:
-	rm -rf .venv build dist report.html
+	rm -rf .venv build dist site report.html

@@ -1,11 +1,12 @@
-"""Checks of plain settings: what was expected, what came."""
+"""Checks of plain settings, and of what is installed: what was expected, what came."""
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from numbers import Integral, Real
 from typing import Any
 
-from partita.errors import InputError
+from partita.errors import InputError, MissingExtra
 
 
 def is_whole(value: Any, least: int = 1) -> bool:
@@ -46,3 +47,11 @@ def check_share(place: str = "", **values: Any) -> None:
     for name, value in values.items():
         if not (is_number(value) and 0 < value <= 1):
             raise InputError(f"{place}{name}: expected a number in (0, 1], got {value!r}")
+
+
+def import_extra(module: str, package: str, extra: str) -> Any:
+    """A module of a package that an extra installs, or an error that says how to get it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingExtra(f"{package} is not installed: pip install 'partita[{extra}]'") from None

@@ -349,7 +349,7 @@ def banana(
 
     names = chosen_names(method, study.methods())
     if method is None and "nuts" not in study.methods():
-        typer.echo("NUTS is left out: it needs NumPyro (pip install numpyro)", err=True)
+        typer.echo("NUTS is left out: it needs NumPyro (pip install 'partita[numpyro]')", err=True)
     cells = study.cells(study.load(quick, data), study.QUICK if quick else study.FULL, names, seeds)
     charts = ["error", "nll", "variance"]
     shown = Study("Banana", keys=study.KEYS, charts=charts, pictures=lambda rows: [surfaces(rows), beliefs(rows)])

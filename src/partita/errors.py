@@ -5,6 +5,7 @@ PartitaError
 │   ├── ShardError               a site's data
 │   ├── ConfigError              a configuration file
 │   └── MissingData              a data file that is not here
+├── MissingExtra (ImportError)   a package that is not installed, of an extra
 ├── FamilyMismatch (TypeError)   densities that cannot be multiplied
 ├── ImproperDensity (ValueError) a density that has to be proper and is not
 ├── UpdateRefused                an update the ledger did not take; the posterior is as before
@@ -47,6 +48,10 @@ class ConfigError(InputError):
 
 class MissingData(InputError):
     """A data file is not here; says where to get it."""
+
+
+class MissingExtra(PartitaError, ImportError):
+    """A package that only an extra of Partita installs is not here; says which extra."""
 
 
 class FamilyMismatch(PartitaError, TypeError):

@@ -1,6 +1,6 @@
 """The paper's Table 1: published algorithms as triples of partition, solver and schedule, each with a reference.
 
-Rows are data. Those whose small problem needs a file that is not there say so instead of running.
+Rows are data. Those that need a file or a package that is not there say so instead of running.
 """
 
 import time
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import optax
 
-from partita.errors import InputError, MissingData
+from partita.errors import InputError, MissingData, MissingExtra
 from partita.references import comparisons, problems
 from partita.result import Result
 from partita.run import fit
@@ -312,10 +312,11 @@ def checked(rows: Sequence[Method] = TABLE) -> Iterator[Row]:
         began = time.perf_counter()
         try:
             problem, result = run(row)
-        except MissingData as error:
-            yield {"method": row.name, "status": "no data", "words": str(error)}
+            compared = row.check(problem, result)
+        except (MissingData, MissingExtra) as error:
+            status = "no data" if isinstance(error, MissingData) else "no package"
+            yield {"method": row.name, "status": status, "words": str(error)}
             continue
-        compared = row.check(problem, result)
         good = compared.difference <= row.tolerance
         yield {
             "method": row.name,

@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from partita.checks import check_one_of, check_positive, is_whole
+from partita.checks import check_one_of, check_positive, import_extra, is_whole
 from partita.engines.base import Job, read_answer
-from partita.errors import EngineError, InputError, Stalled
+from partita.errors import InputError, Stalled
 from partita.families import Family
 from partita.ledger import Task
 from partita.messages import Arrival, Compression, Notice, encoded_question, encoded_task, largest
@@ -285,8 +285,4 @@ def _number(payload: bytes) -> float:
 
 def import_flower() -> Any:
     """Flower, or an error that says how to get it."""
-    try:
-        import flwr
-    except ImportError:
-        raise EngineError("Flower is not installed: pip install 'partita[flower]'") from None
-    return flwr
+    return import_extra("flwr", "Flower", "flower")

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from partita.checks import check_count, check_not_negative, check_one_of, check_positive
+from partita.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
 from partita.engines.base import Job, Worker, loaded, read_answer, shard_digest
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.families import Family
@@ -120,7 +120,7 @@ class Ray:
             check_count("Ray: ", actors=self.actors)
 
     def open(self, job: Job, shards: Sequence[Any]) -> None:
-        self._ray = _ray()
+        self._ray = import_ray()
         self._own = not self._ray.is_initialized()
         if self._own:
             quiet = {"log_to_driver": False, "configure_logging": False}
@@ -273,12 +273,9 @@ class Ray:
             self._ray.shutdown()
 
 
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise EngineError("Ray is not installed: pip install 'partita[ray]'") from None
-    return ray
+def import_ray() -> Any:
+    """Ray, or an error that says how to get it."""
+    return import_extra("ray", "Ray", "ray")
 
 
 def _own_error(error: Any) -> PartitaError:

@@ -225,6 +225,7 @@ class _Partitioned(BaseEstimator):
 
     @property
     def intercept_(self) -> Any:
+        """Posterior means of the intercepts, in the units of the data."""
         mean = self._coefficients()[0][:, -1]
         return mean if isinstance(self, ClassifierMixin) else float(mean[0])
 

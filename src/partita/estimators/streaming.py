@@ -446,6 +446,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
         return mean / mean.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
+        """The most probable class."""
         check_is_fitted(self, "stream_")
         return self.classes_[self.predict_proba(X).argmax(axis=1)]
 

@@ -55,6 +55,7 @@ class Gamma(Family):
 
     @classmethod
     def from_shape_rate(cls, shape: Array, rate: Array) -> Self:
+        """The density with these shapes a and rates b."""
         a, b = as_array(shape), as_array(rate)
         return cls(a - 1 + 0 * b, b + 0 * a)
 

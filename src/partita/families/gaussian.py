@@ -119,16 +119,19 @@ class MeanField(Family):
     @property
     @in_own_precision
     def location(self) -> Any:
+        """Means."""
         return jax.tree.map(lambda h, p: h / p, self.precision_times_location, self.precision)
 
     @property
     @in_own_precision
     def variance(self) -> Any:
+        """Variances."""
         return jax.tree.map(lambda p: 1 / p, self.precision)
 
     @property
     @in_own_precision
     def scale(self) -> Any:
+        """Standard deviations."""
         return jax.tree.map(lambda p: 1 / jnp.sqrt(p), self.precision)
 
     @property
@@ -235,11 +238,13 @@ class Gaussian(Family):
     @property
     @in_own_precision
     def location(self) -> Array:
+        """The mean."""
         return cho_solve((self._cholesky(), True), self.precision_times_location)
 
     @property
     @in_own_precision
     def covariance(self) -> Array:
+        """The inverse of the precision."""
         L = self._cholesky()
         return cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
 

@@ -44,6 +44,7 @@ class Dirichlet(Family):
 
     @classmethod
     def from_concentration(cls, concentration: Array) -> Self:
+        """The density with these concentrations α."""
         return cls(as_array(concentration) - 1)
 
     @property
@@ -102,6 +103,7 @@ class Beta(Family):
 
     @classmethod
     def from_concentrations(cls, alpha: Array, beta: Array) -> Self:
+        """The density p^(α-1) (1-p)^(β-1)."""
         return cls(as_array(alpha) - 1, as_array(beta) - 1)
 
     @property
@@ -158,6 +160,7 @@ class Categorical(Family):
 
     @classmethod
     def from_probabilities(cls, probabilities: Array) -> Self:
+        """The density with these probabilities."""
         return cls(np.log(as_array(probabilities)))
 
     @in_own_precision

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.checks import import_extra
 from partita.expectations import MonteCarlo
 from partita.models import GaussianMixture, prior_of
 from partita.references.problems import PARTS, Problem, each_row, rows_of
@@ -239,7 +240,8 @@ def gradient_passes(problem: Problem, result: Result) -> Comparison:
 def automatic_guide(problem: Problem, result: Result) -> Comparison:
     """NumPyro's stochastic variational inference of the same model, written with constraints, and AutoNormal."""
     import jax
-    import numpyro
+
+    numpyro = import_extra("numpyro", "NumPyro", "numpyro")
     from numpyro import distributions
     from numpyro.infer import SVI, Trace_ELBO, autoguide
 
@@ -335,6 +337,8 @@ def tilted_moments(problem: Problem, result: Result) -> Comparison:
 def sampled(problem: Problem, result: Result) -> Comparison:
     """Moments from 8,000 draws of the No-U-Turn Sampler, by NumPyro."""
     import jax
+
+    import_extra("numpyro", "NumPyro", "numpyro")
     from numpyro.infer import MCMC, NUTS
 
     model: Any = problem.model

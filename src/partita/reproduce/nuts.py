@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita.checks import import_extra
 from partita.gp.kernels import SquaredExponential
 from partita.runtime import precision
 
@@ -21,7 +22,7 @@ class NutsClassifier:
         self.pseudo_points_ = np.empty((0, 2))
 
     def partial_fit(self, X: np.ndarray, y: np.ndarray, classes: Any = None) -> "NutsClassifier":
-        import numpyro
+        numpyro = import_extra("numpyro", "NumPyro", "numpyro")
         from numpyro import distributions
         from numpyro.infer import MCMC, NUTS
 
