@@ -18,6 +18,8 @@ from partita.telemetry import Row, plain, to_json
 
 # Rows of a curve that are drawn; screens have no more columns.
 MOST_ROWS = 1500
+# Of these, differences of one or two matter, however large they are.
+NATS = ("free energy", "log evidence", "behind")
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ def shown(value: Any, name: str = "") -> str:
     if isinstance(value, float):
         if not np.isfinite(value):
             return "∞" if value > 0 else "–∞"
+        if name in NATS:
+            return f"{value:,.2f}"
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -81,7 +81,16 @@ def pictures(row: Row) -> list[Picture]:
     names, nats = [one["site"] for one in row["sites"]], [one["nats"] or 0.0 for one in row["sites"]]
     words = "How far the posterior would be without a site, in nats: KL(posterior ‖ posterior / factor)."
     found.append(bars("Contribution of sites", words, "nats", names, nats))
-    return [*found, calibration_picture({"regression": _calibration(row["calibration"])})]
+    return [*found, _calibration_picture(row["calibration"])]
+
+
+def _calibration_picture(row: Row) -> Picture:
+    picture = calibration_picture({"regression": _calibration(row)})
+    if "inside" in row:
+        return picture
+    picture.figure.update_xaxes(title="predicted probability")
+    picture.figure.update_yaxes(title="observed share")
+    return replace(picture, words="On the dotted line, probabilities mean what they say. Larger points: more rows.")
 
 
 def _calibration(row: Row) -> Calibration:
