@@ -1,4 +1,4 @@
-"""The command line, as processes."""
+"""The command line: as processes, and within this one for what ends before anything is computed."""
 
 import json
 import os
@@ -8,6 +8,9 @@ import sys
 import urllib.request
 
 import pytest
+
+from partita.cli import main
+from partita.config import read_config
 
 CONFIG = """
 seed = 1
@@ -40,6 +43,22 @@ def config(tmp_path):
     return path
 
 
+@pytest.fixture
+def complaint_of(tmp_path, monkeypatch, capsys):
+    """What is told on standard error by a command that ends with exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("partita.runtime.cache_compilation", lambda: None)
+
+    def complaint_of(*arguments):
+        monkeypatch.setattr(sys, "argv", ["partita", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return complaint_of
+
+
 def test_version(tmp_path):
     import partita as pt
 
@@ -59,6 +78,7 @@ def test_run_resume_report(config, tmp_path):
     again = partita("run", "wine.toml", cwd=tmp_path)
     assert again.returncode == 2
     assert "--resume" in again.stderr
+    assert "Traceback" not in again.stderr
     longer = partita("run", "wine.toml", "--resume", "--set", "schedule.rounds=6", "--json", cwd=tmp_path)
     assert json.loads(longer.stdout.splitlines()[-1])["rounds"] == 6
     assert "Calibration" in (tmp_path / "runs" / "wine" / "report.html").read_text().split("</script>")[-3]
@@ -81,16 +101,25 @@ def test_run_resume_report(config, tmp_path):
         (('"softmax-regression"', '"softmax-regression"\nprior_scale = -1'), "prior_scale: expected a positive number"),
         (("seed = 1", "seed = 1\ndamping = 7"), "wine.toml:3: damping expected a number in (0, 1], got 7"),
         (("seed = 1", "seed = -1"), "wine.toml:2: seed expected a whole number"),
+        (("[schedule]", "[hyper]\nprior = 3\n[schedule]"), "wine.toml:15: [hyper] prior expected a section"),
+        (
+            ("[schedule]", "[hyper.prior]\nnoise = 3\n[schedule]"),
+            "[hyper] LearnHyper: prior of noise: expected a median",
+        ),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
-def test_mistakes_are_one_line_and_exit_code_2(config, tmp_path, change, complaint):
+def test_mistakes_are_one_line_and_exit_code_2(config, tmp_path, complaint_of, change, complaint):
     config.write_text(CONFIG.replace(*change))
-    told = partita("run", "wine.toml", cwd=tmp_path)
-    assert told.returncode == 2
-    assert complaint in told.stderr
-    assert len(told.stderr.strip().splitlines()) == 1
+    told = complaint_of("run", "wine.toml")
+    assert complaint in told
+    assert len(told.strip().splitlines()) == 1
     assert not (tmp_path / "runs" / "wine" / "result.safetensors").exists()
+
+
+def test_what_is_known_of_hyperparameters_is_a_section(config):
+    config.write_text(CONFIG + "[hyper.prior]\nprior_scale = [0.3, 0.1]\n")
+    assert read_config(config).hyper.prior == {"prior_scale": [0.3, 0.1]}
 
 
 @pytest.mark.parametrize(
@@ -104,11 +133,10 @@ def test_mistakes_are_one_line_and_exit_code_2(config, tmp_path, change, complai
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_wrong_arguments_are_one_line_too(config, tmp_path, arguments, complaint):
-    told = partita(*arguments, cwd=tmp_path)
-    assert told.returncode == 2
-    assert complaint in told.stderr
-    assert "Traceback" not in told.stderr
+def test_wrong_arguments_are_one_line_too(config, complaint_of, arguments, complaint):
+    told = complaint_of(*arguments)
+    assert complaint in told
+    assert len(told.strip().splitlines()) == 1
 
 
 def test_a_csv_file_as_data(tmp_path):

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
-from scipy.stats import multivariate_normal
+from scipy.optimize import minimize, minimize_scalar
+from scipy.stats import multivariate_normal, norm
 
 import partita as pt
+
+ORDER = ("prior_scale", "noise")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,45 @@ def test_only_the_named_ones_are_learnt(data):
     assert result.history[-1]["hyper.noise"] == result.hyper["noise"]
 
 
+def test_what_is_known_before_counts(data):
+    """The most probable hyperparameters under log-normal priors, by direct search."""
+    prior = {"noise": (2.0, 0.02), "prior_scale": (0.5, 0.4)}
+
+    def minus_log_joint(logs):
+        medians, deviations = np.array([prior[name] for name in ORDER]).T
+        return -log_marginal(*data, *np.exp(logs)) - norm(np.log(medians), deviations).logpdf(logs).sum()
+
+    direct = minimize(minus_log_joint, [0, 0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12})
+    model = pt.models.LinearRegression(features=6, noise=1.0, intercept=False)
+    schedule = pt.schedules.Synchronous(rounds=100)
+    result = pt.fit(model, [data], schedule=schedule, hyper=pt.LearnHyper(prior=prior))
+    np.testing.assert_allclose([result.hyper[name] for name in ORDER], np.exp(direct.x), rtol=1e-3)
+
+
+def test_a_batch_of_a_stream_may_teach_hyperparameters(data):
+    """Its own: the most probable noise of the second batch, given the posterior of the first."""
+    X, y = data
+    model = pt.models.LinearRegression(features=6, noise=1.0, intercept=False)
+    settings = {"schedule": pt.schedules.Synchronous(rounds=150), "hyper": pt.LearnHyper("noise")}
+    first = pt.partial_fit(model, (X[:100], y[:100]), **settings)
+    second = pt.partial_fit(first, (X[100:], 2 * y[100:]), **settings)
+
+    def minus_log_marginal(log_noise):
+        covariance = X[100:] @ first.posterior.covariance @ X[100:].T + np.exp(2 * log_noise) * np.eye(100)
+        return -multivariate_normal(X[100:] @ first.posterior.location, covariance).logpdf(2 * y[100:])
+
+    direct = minimize_scalar(minus_log_marginal, bounds=(-2, 2), method="bounded", options={"xatol": 1e-8})
+    assert second.hyper["noise"] == pytest.approx(np.exp(direct.x), rel=1e-4)
+    assert second.log_evidence == pytest.approx(first.log_evidence - direct.fun, abs=1e-6)
+    third = pt.partial_fit(second, (X[:100], y[:100]), schedule=settings["schedule"])
+    assert third.hyper == second.hyper
+
+
 def test_unknown_names_are_refused(data):
     model = pt.models.LinearRegression(features=6, noise=1.0, intercept=False)
     with pytest.raises(pt.errors.InputError, match="has no nois .*prior_scale, noise"):
         pt.fit(model, [data], hyper=pt.LearnHyper(names=("nois",)))
+    with pytest.raises(pt.errors.InputError, match="has no nois"):
+        pt.fit(model, [data], hyper=pt.LearnHyper(prior={"nois": (1.0, 1.0)}))
+    with pytest.raises(pt.errors.InputError, match="prior of noise: median: expected a positive number"):
+        pt.LearnHyper(prior={"noise": (-1.0, 1.0)})

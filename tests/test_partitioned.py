@@ -131,6 +131,20 @@ def test_networks_predict_with_uncertainty():
         _ = model.coef_
 
 
+@pytest.mark.parametrize("settings", [{"posterior": "mean-field"}, {"hidden": (5,)}], ids=["linear", "network"])
+def test_a_stream_learns_its_noise(settings):
+    """From all its batches: a last one of three rows, all of them the same, hardly matters."""
+    X, y = DIABETES
+    model = pt.PartitionedRegressor(**settings, schedule=pt.schedules.Synchronous(rounds=30))
+    for part in (np.arange(220), np.arange(220, 440), np.repeat(441, 3)):
+        model.partial_fit(X[part], y[part])
+    mean, std = model.predict(X, return_std=True)
+    noise = model._unit * model.result_.hyper["noise"]
+    assert noise == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)), rel=0.05)
+    assert np.all(std > noise)
+    assert np.mean(np.abs(y - mean) < 1.96 * std) > 0.93
+
+
 def test_pipelines_clones_and_pickles(fitted):
     pipeline = make_pipeline(MinMaxScaler(), clone(fitted))
     assert cross_val_score(pipeline, *CANCER, cv=3).mean() > 0.9

@@ -200,6 +200,8 @@ class Reader:
             table = {**table, "names": tuple(map(str, table["names"]))}
         elif "names" in table:
             self._typed("hyper", "names", table["names"], str)
+        if "prior" in table and not isinstance(table["prior"], dict):
+            raise self.error("hyper", "prior", "expected a section [hyper.prior]")
         return self.build("hyper", LearnHyper, table)
 
     def named(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str) -> Any:
@@ -217,7 +219,7 @@ class Reader:
         fields = {field.name: field for field in dataclasses.fields(kind)}
         self.known(section, table, list(fields))
         for key, value in table.items():
-            if not isinstance(value, tuple):
+            if not isinstance(value, tuple) and "Mapping" not in str(fields[key].type):
                 self._typed(section, key, value, fields[key].type)
         try:
             return kind(**table)

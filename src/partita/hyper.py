@@ -5,8 +5,9 @@
 Hyperparameters are positive, so the server steps on their logarithms.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
 
 import equinox as eqx
 import jax
@@ -27,19 +28,27 @@ class LearnHyper:
 
     Steps follow the sign of the gradient, and grow while it keeps its sign (Rprop; Riedmiller and Braun, 1993): at
     first the posterior lags behind and gradients are off by orders of magnitude, but seldom in their sign.
+
+    Where something is known before, such as from earlier batches of a stream, `prior={"noise": (0.3, 0.1)}` says
+    that 0.3 is the median of that hyperparameter, and 0.1 the standard deviation of its logarithm.
     """
 
     names: str | tuple[str, ...] = ()
     first_step: float = 0.1
     largest_step: float = 0.5
+    prior: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.names, str):
             object.__setattr__(self, "names", (self.names,))
         check_positive("LearnHyper: ", first_step=self.first_step, largest_step=self.largest_step)
+        for name, known in self.prior.items():
+            if not isinstance(known, Sequence) or len(known) != 2:
+                raise InputError(f"LearnHyper: prior of {name}: expected a median and a deviation, got {known!r}")
+            check_positive(f"LearnHyper: prior of {name}: ", median=known[0], deviation=known[1])
 
     def begin(self, model: AbstractModel, sites: int) -> "HyperLearner":
-        unknown = [name for name in self.names if name not in model.hyper]
+        unknown = [name for name in dict.fromkeys((*self.names, *self.prior)) if name not in model.hyper]
         if unknown:
             known = ", ".join(model.hyper) or "none"
             raise InputError(f"hyper: {type(model).__name__} has no {', '.join(unknown)} (it has: {known})")
@@ -76,11 +85,19 @@ class HyperLearner:
             prior = _prior_gradient(self.model, self._arrays(), posterior)
         return {n: sum(float(s[n]) for s in self._shares.values()) + float(prior[n]) for n in self.names}
 
+    def _prior_slope(self, name: str) -> float:
+        """d log p(log ε) / d log ε."""
+        median, deviation = self.settings.prior.get(name, (1.0, np.inf))
+        return log(median / self.hyper[name]) / deviation**2
+
     def step(self, posterior: Family) -> Hyper:
         """One step uphill on log ε."""
         gradient = self.gradient(posterior)
         self._shares.clear()
-        slopes = {name: np.asarray(gradient[name] * self.hyper[name], self.model.dtype) for name in self.names}
+        slopes = {
+            name: np.asarray(gradient[name] * self.hyper[name] + self._prior_slope(name), self.model.dtype)
+            for name in self.names
+        }
         with precision(self.model.dtype):
             downhill = {name: -slope for name, slope in slopes.items()}
             steps, self._state = on_host(self._optimiser.update(downhill, self._state))

@@ -206,7 +206,9 @@ def partial_fit(
     *,
     solver: Solver | None = None,
     schedule: Schedule | None = None,
+    damping: float | str | Damping = "auto",
     expectation: Expectation | None = None,
+    hyper: LearnHyper | None = None,
     start: Family | None = None,
     seed: int = 0,
 ) -> Result:
@@ -214,11 +216,16 @@ def partial_fit(
 
     Starts from a model and goes on from results. Each batch adds a factor to `prior × ∏ factors`; the log evidence
     is that of the whole stream, log p(y_1) + log p(y_2 | y_1) + …, each term a lower bound.
+
+    Hyperparameters stay what they are, unless `hyper` says to learn them: from this batch, beginning at those of the
+    last one, which keeps its factor. What earlier batches knew of them is `LearnHyper(prior=…)`.
     """
     settings: dict[str, Any] = {
         "solver": solver,
         "schedule": schedule,
+        "damping": damping,
         "expectation": expectation,
+        "hyper": hyper,
         "start": start,
         "seed": seed,
     }
@@ -234,6 +241,7 @@ def partial_fit(
         factors=(*state.factors, *step.factors),
         log_evidence=state.log_evidence + step.log_evidence,
         expected_log_probs=(*state.expected_log_probs, *step.expected_log_probs),
+        hyper=step.hyper,
         history=[*state.history, *step.history],
         seed=step.seed,
     )

@@ -33,6 +33,21 @@ class Part(NamedTuple):
     weight: float
 
 
+def _sites(groups: Any, rows: int) -> tuple[list[Any], np.ndarray]:
+    """The names of the sites in their order, and the number of the one that each row is at."""
+    entries = np.zeros(rows, int) if groups is None else np.asarray(groups)
+    if entries.shape != (rows,):
+        raise InputError(f"groups: expected one entry per row, {rows}, got shape {entries.shape}")
+    try:
+        names, sites = np.unique(entries, return_inverse=True)
+        missing = bool(np.any(names != names))
+    except TypeError:  # they cannot be sorted
+        missing = True
+    if missing:
+        raise InputError("groups: expected entries of one kind, and none missing")
+    return (names.tolist() if names.dtype.kind in "OUSbiuf" else list(names)), sites
+
+
 class _Partitioned(BaseEstimator):
     """What regression and classification share."""
 
@@ -65,12 +80,10 @@ class _Partitioned(BaseEstimator):
         """One posterior from all sites; rows with the same entry of `groups` are at the same one."""
         X, y = self._checked(X, y, first=True)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        names = np.zeros(len(X), int) if groups is None else np.asarray(groups)
-        if names.shape != (len(X),):
-            raise InputError(f"groups: expected one entry per row, {len(X)}, got shape {names.shape}")
+        names, sites = _sites(groups, len(X))
         self._scale(X, y, weights)
-        used = weights > 0
-        rows = {name: np.flatnonzero((names == name) & used) for name in np.unique(names[used])}
+        used = {name: np.flatnonzero((sites == number) & (weights > 0)) for number, name in enumerate(names)}
+        rows = {name: part for name, part in used.items() if len(part)}
         self._parts = [Part(name, len(part), float(weights[part].sum())) for name, part in rows.items()]
         # Kept for `forget`, and nowhere written: the others refine their factors.
         self._data = [(self._inputs(X[part]), self._targets(y[part]), weights[part]) for part in rows.values()]
@@ -84,7 +97,7 @@ class _Partitioned(BaseEstimator):
             schedule=Synchronous(rounds=100) if self.schedule is None else self.schedule,
             solver=self.solver,
             damping=self.damping,
-            hyper=self._hyper,
+            hyper=self._hyper(),
             factors=factors,
             seed=self._seed,
         )
@@ -104,7 +117,15 @@ class _Partitioned(BaseEstimator):
         shard = (self._inputs(X[used]), self._targets(y[used]), weights[used])
         state = self.result_ if hasattr(self, "result_") else self._model
         schedule = Synchronous(rounds=100) if self.schedule is None else self.schedule
-        self.result_ = fit_batch(state, shard, solver=self.solver, schedule=schedule, seed=self._seed)
+        self.result_ = fit_batch(
+            state,
+            shard,
+            solver=self.solver,
+            schedule=schedule,
+            damping=self.damping,
+            hyper=self._hyper(rows=sum(part.weight for part in self._parts)),
+            seed=self._seed,
+        )
         self._parts = [*self._parts, Part(len(self._parts), int(used.sum()), float(weights.sum()))]
         self._data = None
         return self
@@ -113,8 +134,8 @@ class _Partitioned(BaseEstimator):
     def _seed(self) -> int:
         return 0 if self.random_state is None else int(self.random_state)
 
-    @property
-    def _hyper(self) -> LearnHyper | None:
+    def _hyper(self, rows: float = 0.0) -> LearnHyper | None:
+        """What is learnt as a number, where so many rows were seen before."""
         return None
 
     def _scale(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
@@ -333,9 +354,13 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
             features=self.n_features_in_, noise=noise, prior_scale=self.prior_scale, posterior=self.posterior
         )
 
-    @property
-    def _hyper(self) -> LearnHyper | None:
-        return None if self._model.hyper.get("noise") is None else LearnHyper(names=("noise",))
+    def _hyper(self, rows: float = 0.0) -> LearnHyper | None:
+        if "noise" not in self._model.hyper:
+            return None
+        if not rows:
+            return LearnHyper(names="noise")
+        # n rows tell of the logarithm of Gaussian noise with a Fisher information of 2n.
+        return LearnHyper(names="noise", prior={"noise": (self.result_.hyper["noise"], (2 * rows) ** -0.5)})
 
     def _coefficients(self) -> tuple[np.ndarray, np.ndarray, float]:
         mean, covariance, freedom = super()._coefficients()
