@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.errors import InputError
+from partita.checks import import_extra
 from partita.families import Family
 from partita.models import AbstractModel, Hyper
 from partita.models.linear import LinearPredictor
@@ -62,13 +62,9 @@ def _chained(name: str, values: Any) -> np.ndarray:
 
 def imported() -> Any:
     """ArviZ, without its announcement of things to come."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            import arviz
-    except ImportError:
-        raise InputError("to_arviz: needs ArviZ: pip install 'partita[arviz]'") from None
-    return arviz
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return import_extra("arviz", "ArviZ", "arviz")
 
 
 def variables(model: AbstractModel, params: Any) -> dict[str, np.ndarray]:

@@ -247,7 +247,7 @@ class Synchronous(Schedule):
                 yield []
             yield sorted(islice((site for site in order if site not in board.away), number))
             moved.append(board.moved)
-            if len(moved) == 3 and max(moved) <= self.settled:
+            if self.settled and len(moved) == 3 and max(moved) <= self.settled:
                 return
 
     def total(self, sites: int) -> int:

@@ -17,7 +17,7 @@ from partita.errors import InputError
 from partita.families import Family, NormalGamma
 from partita.hyper import LearnHyper
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
-from partita.models.linear import LinearPredictor
+from partita.models.linear import LinearPredictor, in_units_of_data
 from partita.result import Result
 from partita.run import fit as fit_sites
 from partita.run import partial_fit as fit_batch
@@ -232,11 +232,7 @@ class _Partitioned(BaseEstimator):
             covariance = np.diag(1 / precision.ravel()) if self.posterior == "mean-field" else np.linalg.inv(precision)
         blocks = covariance.reshape(outputs, columns, outputs, columns)
         covariances = np.stack([blocks[i, :, i, :] for i in range(outputs)])
-        T = np.zeros((columns, columns))
-        T[:-1, :-1] = np.diag(1 / self._deviation)
-        T[-1, :-1] = -self._mean / self._deviation
-        T[-1, -1] = 1.0
-        return mean @ T.T, T @ covariances @ T.T, freedom
+        return *in_units_of_data(mean, covariances, self._mean, self._deviation), freedom
 
     @property
     def coef_(self) -> np.ndarray:

@@ -64,18 +64,14 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         left, right = parsed.lhs, parsed.rhs
     except (FormulaicError, AttributeError, SyntaxError) as error:
         raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r} ({error})") from None
+    _check_transforms(fixed)
     categorical = re.findall(r"\bC\(\s*([\w.]+)", fixed)
     told = {site: described(site, frame, names, categorical) for site, frame in frames.items()}
     columns = agreed(told)
     try:
-        spec = right.get_model_matrix(example(columns)).model_spec
+        spec = right.get_model_matrix(example(columns), na_action="ignore").model_spec
     except (FormulaicError, NameError, TypeError, ValueError) as error:
         raise InputError(f"formula: {formula!r} cannot be evaluated: {error}") from None
-    if spec.transform_state:
-        raise InputError(
-            f"formula: {', '.join(map(str, spec.transform_state))} depends on all data, which nobody has: use "
-            "fixed numbers, such as I((age - 50) / 10)"
-        )
     reader = _Reader(columns, spec, left, family, group)
     parts = {site: reader.rows(site, frame) for site, frame in frames.items()}
     _number_groups(parts)
@@ -90,6 +86,20 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         middle, size = (float(target_mean[0]) if intercept else 0.0), float(target_deviation[0]) or 1.0
     design = Design(formula, family, group, columns, spec, left, tuple(found), intercept, centre, unit, middle, size)
     return design, parts
+
+
+def _check_transforms(formula: str) -> None:
+    """Refuse those that take numbers from the data, such as their mean."""
+    from formulaic.transforms import TRANSFORMS
+
+    of_data = [
+        name for name, one in TRANSFORMS.items() if getattr(one, "__is_stateful_transform__", False) and name != "C"
+    ]
+    for name in re.findall(r"\b(\w+)\(", formula):
+        if name in of_data:
+            raise InputError(
+                f"formula: {name}() depends on all data, which nobody has: use numbers, such as I((age - 50) / 10)"
+            )
 
 
 def _read_formula(formula: str) -> tuple[str, str | None]:
@@ -124,7 +134,9 @@ class _Reader:
         kept = conformed(frame, needed)
         if not len(kept):
             raise InputError(f"site {site}: no row has all of {', '.join(needed)}: leave the site out")
-        X = np.asarray(self.spec.get_model_matrix(kept), float)
+        # What is not a number is told below.
+        with np.errstate(all="ignore"):
+            X = np.asarray(self.spec.get_model_matrix(kept), float)
         inner = [i for i, name in enumerate(self.spec.column_names) if name != "Intercept"]
         y = self._target(site, kept)
         for what, array in (("formula", X), ("target", y)):
@@ -143,7 +155,7 @@ class _Reader:
                     + ("two of them, or 0 and 1" if self.family == "bernoulli" else "numbers")
                 )
             return (kept[name] == column.levels[1]).to_numpy().astype(float)
-        y = np.asarray(self.left.get_model_matrix(kept), float)
+        y = np.asarray(self.left.get_model_matrix(kept, na_action="ignore"), float)
         if y.ndim != 2 or y.shape[1] != 1:
             raise InputError(f"target {name!r}: expected one column, got {y.shape[1]}")
         y = y[:, 0]

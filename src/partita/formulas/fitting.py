@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import check_positive
+from partita.checks import check_positive, import_extra
 from partita.errors import InputError
 from partita.formulas.design import Design, Rows, designed
 from partita.formulas.regression import Regression
@@ -46,11 +46,8 @@ def regress(
     A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
     levels their columns have, how many rows and groups there are, and sums of columns and of their squares.
     """
-    try:
-        import formulaic  # noqa: F401
-        import numpyro  # noqa: F401
-    except ImportError:
-        raise InputError("regress: needs more packages: pip install 'partita[formulas]'") from None
+    for module, package in (("formulaic", "formulaic"), ("polars", "polars"), ("numpyro", "NumPyro")):
+        import_extra(module, package, "formulas")
     if family not in FAMILIES:
         raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
     check_positive(prior_scale=prior_scale)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita.checks import import_extra
 from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField
 from partita.models.base import AbstractModel, Hyper, Weighted
@@ -344,6 +345,7 @@ def from_numpyro(
     >>> result.sample(0, 100)["slope"].mean().round(1)
     np.float64(2.0)
     """
+    import_extra("numpyro", "NumPyro", "numpyro")
     if not callable(model):
         raise InputError(f"model: expected a function with numpyro.sample statements, got {type(model).__name__}")
     if posterior not in ("full", "mean-field"):
