@@ -1,6 +1,5 @@
 """The README's picture: what `partita demo` measures, drawn. Writes docs/images/demo.png."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import matplotlib
@@ -15,11 +14,12 @@ PICTURE = Path(__file__).parents[1] / "docs" / "images" / "demo.png"
 
 
 def main() -> None:
-    outcomes, _ = run_demo(0, lambda method: nullcontext(()))
+    outcomes, _ = run_demo(0, lambda method: ())
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for axis, quantity in zip(axes, ("nll", "free_energy"), strict=True):
         for colour, outcome in zip(COLOURS, outcomes, strict=True):
-            xs, ys = outcome.curve.points("round", quantity)
+            known = [row for row in outcome.curve.rows if row.get(quantity) is not None]
+            xs, ys = [row["round"] for row in known], [row[quantity] for row in known]
             final = outcome.row["log evidence" if quantity == "free_energy" else quantity]
             if outcome.row["rounds"] == 1:
                 axis.axhline(final, color=colour, linestyle="--", linewidth=1.2, label=outcome.row["method"])

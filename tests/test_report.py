@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -114,6 +115,12 @@ def test_whether_a_run_goes_on(tmp_path, monkeypatch):
     fit(folder, Synchronous(rounds=6), resume=True)
     follower.read()
     assert follower.summary()["log evidence"] is None
+    # Another run in the same place.
+    shutil.rmtree(folder)
+    fit(folder, Sequential(passes=1))
+    follower.read()
+    assert follower.state()["words"] == "Finished: round 1 of 1."
+    assert [row["updates"] for row in follower.site_rows()] == [1, 1, 1]
 
 
 def test_models_whose_code_is_not_stored_have_reports_too(tmp_path):

@@ -108,8 +108,8 @@ def test_banana_rows_and_pictures():
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert np.shape(rows[0]["surface"]) == (banana.GRID, banana.GRID)
     assert len(rows[2]["drawn"]["lengthscale"][1]) == 400
-    assert len(surfaces(rows).data) == 3 * 4
-    assert len(beliefs(rows).data) == 3
+    assert len(surfaces(rows).figure.data) == 3 * 4
+    assert len(beliefs(rows).figure.data) == 3
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_a_stream_in_one_dimension():
     assert points[0] == 5
     assert np.all(np.diff(points) > 0)
     assert points[-1] <= 25
-    assert len(frames(rows, streaming_1d.truth).data) == 6 * 5
+    assert len(frames(rows, streaming_1d.truth).figure.data) == 6 * 5
 
 
 def test_files_that_are_missing_or_wrong(tmp_path, monkeypatch):

@@ -31,6 +31,8 @@ def test_a_bar_on_a_terminal():
 
 
 def test_plain_lines_elsewhere_and_not_too_many(monkeypatch):
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 1e6)
+    monkeypatch.setattr(telemetry, "BETWEEN_LINES", 1e6)
     assert told(terminal=False)[0] == ""
     monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
     text, result = told(terminal=False)

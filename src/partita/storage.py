@@ -208,10 +208,10 @@ class Journal:
             raise StorageError(f"{self.path}: {error}") from error
 
 
-def read_history(run_dir: str | os.PathLike, after: int = 0) -> list[Row]:
-    """The history of a run, finished or not; only what came after a fold, if asked."""
-    query = "SELECT row FROM history WHERE fold > ? ORDER BY fold"
-    return [json.loads(row) for (row,) in _selected(run_dir, query, after)]
+def read_history(run_dir: str | os.PathLike, after: int = 0, most: int | None = None) -> list[Row]:
+    """The history of a run, finished or not; only what came after a fold, and so many rows of it, if asked."""
+    query = "SELECT row FROM history WHERE fold > ? ORDER BY fold LIMIT ?"
+    return [json.loads(row) for (row,) in _selected(run_dir, query, after, -1 if most is None else most)]
 
 
 def read_updates(run_dir: str | os.PathLike, after: int = 0) -> list[tuple[int, int, int]]:

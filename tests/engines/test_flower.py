@@ -160,6 +160,8 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     assert distance(result.posterior, there.posterior) < 1e-9
     np.testing.assert_allclose(result.log_evidence, there.log_evidence, rtol=1e-9)
     assert ours.status()["state"] == "finished"
+    ours.command("report", ours.folder)
+    assert "Federation federation" in (ours.folder / "report.html").read_text()
     # More rounds of the same run.
     file = ours.folder / "federation.toml"
     file.write_text(file.read_text().replace("rounds = 6", "rounds = 7"))

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ SCORES = ("error", "nll", "ece", "rmse", "smse")
 # Seconds without a fold after which a run is called still.
 STILL = 15.0
 MOST_KEPT, MOST_SITES = 3000, 200
+# Rows that are read at a time.
+PART = 5000
 
 
 class Sample:
@@ -84,19 +86,22 @@ class Follower:
     folder: Path
     names: Sequence[str] = ()
     title: str = ""
-    last: Row = field(default_factory=dict)
-    sites: dict[int, SiteSoFar] = field(default_factory=dict)
-    log_evidence: float | None = None
-    # The last fold that the saved result knows of.
-    finished: int = -1
 
     def __post_init__(self) -> None:
         self.title = self.title or f"Run {self.folder.resolve().name}"
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is known yet."""
+        self.last: Row = {}
+        self.sites: dict[int, SiteSoFar] = {}
         self._measured, self._others = Sample(), Sample()
+        # The last update that was read, and who answered the tasks of a version, in folds of several sites.
         self._number = 0
-        # Who answered the tasks of a version, in folds of several sites.
         self._answers: dict[int, set[int]] = {}
+        # The result that was read, the last fold that it knows of, and what it says.
         self._result: tuple[int, int] | None = None
+        self._finished, self.log_evidence = -1, np.nan
         self._contributions: Sequence[float] = ()
         self._pictures: list[Picture] = []
         self._moved = time.monotonic()
@@ -105,16 +110,26 @@ class Follower:
         """Whether there is something new."""
         if not (self.folder / "journal.sqlite").exists():
             return False
-        first = not self.last
-        written = self._last_written()
-        rows = read_history(self.folder, self.last.get("fold", 0))
-        if any(row["site"] is None for row in rows):
-            self._read_answers()
-        for row in rows:
-            self._add(row)
-        if rows:
-            self._moved = time.monotonic() - (written if first else 0.0)
-        return self._read_result() or bool(rows)
+        written, before = self._last_written(), self.last
+        # In parts, because there may be very many; what is written meanwhile is for the next time.
+        while len(rows := self._new_rows()) >= PART:
+            self._add(rows)
+        self._add(rows)
+        is_new = self.last != before
+        if is_new:
+            # Whoever looks for the first time sees by the file how long ago that was.
+            self._moved = time.monotonic() - (0.0 if before else written)
+        return self._read_result() or is_new
+
+    def _new_rows(self) -> list[Row]:
+        """Some rows after the last; of another run that has taken this one's place, from its first."""
+        if not self.last:
+            return read_history(self.folder, most=PART)
+        same, *rows = read_history(self.folder, self.last["fold"] - 1, PART + 1) or [{}]
+        if same == self.last:
+            return rows
+        self._begin()
+        return self._new_rows()
 
     def _last_written(self) -> float:
         """How many seconds ago something was written, at least."""
@@ -126,7 +141,13 @@ class Follower:
             self._number = number
             self._answers.setdefault(version, set()).add(site)
 
-    def _add(self, row: Row) -> None:
+    def _add(self, rows: Sequence[Row]) -> None:
+        if any(row["site"] is None for row in rows):
+            self._read_answers()
+        for row in rows:
+            self._add_row(row)
+
+    def _add_row(self, row: Row) -> None:
         if row["site"] is None:
             task = row["version"] - row["sites"] - row["staleness"]
             workers: Iterable[int] = self._answers.get(task, ())
@@ -147,7 +168,7 @@ class Follower:
             return False
         self._result = stamp
         about = read_arrays(path)[1]
-        self.finished, self.log_evidence = about["history"][-1]["fold"], about["log_evidence"]
+        self._finished, self.log_evidence = about["history"][-1]["fold"], about["log_evidence"]
         try:
             result = load(path)
         except InputError:
@@ -162,12 +183,12 @@ class Follower:
     @property
     def is_finished(self) -> bool:
         return bool(self.last) and (
-            self.finished >= self.last["fold"] or self.last["version"] >= self.last.get("total", np.inf)
+            self._finished >= self.last["fold"] or self.last["version"] >= self.last.get("total", np.inf)
         )
 
     @property
     def has_result(self) -> bool:
-        return bool(self.last) and self.finished == self.last["fold"]
+        return bool(self.last) and self._finished == self.last["fold"]
 
     def state(self) -> Row:
         """Whether the run goes on, in a word and in a sentence; and for how many seconds it has been still."""
@@ -199,7 +220,7 @@ class Follower:
         scored: Row = max(self._measured, key=lambda row: row["fold"], default={})
         scores = {name: scored[name] for name in SCORES if name in scored}
         if self.has_result:
-            scores |= read_measures(self.folder, self.finished)[0]
+            scores |= read_measures(self.folder, self._finished)[0]
         return {
             "run": self.folder.resolve().name,
             **scores,
@@ -252,7 +273,7 @@ class Follower:
             if values and max(values) > min(values):
                 found.append(bars(title, words, name, names, values))
         if self.has_result:
-            measured = read_measures(self.folder, self.finished)[1]
+            measured = read_measures(self.folder, self._finished)[1]
             found += [calibration_picture({self.folder.resolve().name: measured})] if measured else []
             found += self._pictures
         return found

@@ -52,12 +52,16 @@ function points(curve, y, logY) {
   return found.length && found.every(([x]) => x === found[0][0]) ? found.slice(-1) : found;
 }
 
+// An error of zero has no logarithm, and is no reason to end a line.
+const isLog = (chart) =>
+  chart.log && !(chart.y === "error" && contents.curves.some((curve) => (curve.columns.error || []).includes(0)));
+
 function lines(chart) {
   const traces = [];
   contents.curves.forEach((curve, number) => {
     if (hidden.has(curve.name)) return;
     const look = { name: curve.name, type: "scatter", line: { color: colour(number), dash: curve.dash } };
-    const found = points(curve, chart.y, chart.log);
+    const found = points(curve, chart.y, isLog(chart));
     if (found.length) {
       const mode = found.length > 1 ? "lines" : "markers";
       traces.push({ ...look, mode, marker: { size: 10, color: colour(number) }, ...columns(found) });
@@ -135,8 +139,8 @@ function drawLines(chart) {
   const traces = lines(chart);
   const grid = { gridcolor: style("--line"), zerolinecolor: style("--line"), automargin: true };
   const type = controls.elements.log.checked ? "log" : "linear";
-  const yaxis = { ...grid, type: chart.log ? "log" : "linear" };
-  if (chart.log && traces.length) Object.assign(yaxis, logTicks(traces));
+  const yaxis = { ...grid, type: isLog(chart) ? "log" : "linear" };
+  if (isLog(chart) && traces.length) Object.assign(yaxis, logTicks(traces));
   if (chart.y === "free_energy" && traces.length) yaxis.range = energyRange(traces);
   const layout = {
     height: 320, margin: { l: 55, r: 15, t: 26, b: 50 }, showlegend: false, hovermode: "x unified",
