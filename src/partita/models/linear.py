@@ -148,7 +148,6 @@ class LinearRegression(LinearPredictor):
     noise_rate: float = 1.0
 
     closed_form: ClassVar[bool] = True
-    conjugate: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_positive(noise_shape=self.noise_shape, noise_rate=self.noise_rate)
@@ -156,6 +155,11 @@ class LinearRegression(LinearPredictor):
             check_positive(noise=self.noise)
         elif self.posterior != "full":
             raise InputError('posterior: an unknown noise (noise=None) needs posterior="full"')
+
+    @property
+    def conjugate(self) -> bool:  # type: ignore[override]
+        """A mean-field message is not where it leads to: coefficients move together."""
+        return self.posterior == "full"
 
     @property
     def hyper(self) -> Hyper:
