@@ -113,13 +113,15 @@ def test_example_of_the_readme_runs_by_itself(number, tmp_path, monkeypatch):
         assert np.isfinite(names["model"].log_evidence_)
         assert np.mean(np.abs(names["y"][400:] - names["mean"]) < 1.96 * names["std"]) > 0.85
         return
+    if hasattr(names.get("model"), "sites_"):
+        names["result"] = names["model"].result_
     result = next(names[name] for name in ("result", "state", "vi", "event") if name in names)
     assert result.posterior.is_proper()
     assert np.isfinite(result.free_energy if "event" in names else result.log_evidence)
 
 
 def test_the_readme_has_an_example_for_each_user_and_one_for_networks_and_processes():
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
     assert all(len([line for line in example.text.splitlines() if line.strip()]) <= 15 for example in EXAMPLES)
 
 
@@ -162,4 +164,6 @@ def test_every_public_name_is_in_the_reference():
         part = getattr(pt, name)
         public = [f"partita.{name}.{each}" for each in getattr(part, "__all__", [])] or [f"partita.{name}"]
         missing += [each for each in public if each not in shown and getattr(part, "__module__", None) not in shown]
-    assert [each for each in missing if not each.endswith((".REGISTRY", ".Hyper", "models.Model"))] == []
+    assert [
+        each for each in missing if not each.endswith((".REGISTRY", ".Hyper", "models.Model", "models.from_numpyro"))
+    ] == []

@@ -14,8 +14,6 @@ X, Y = pt.datasets.standardised(X)[:, :3], (Y - Y.mean()) / Y.std()
 SHARDS = pt.datasets.split((X, Y), 3)
 SHORT = pt.schedules.Synchronous(rounds=10)
 
-pytestmark = pytest.mark.filterwarnings("ignore::pandas.errors.Pandas4Warning", "ignore::FutureWarning")
-
 
 @pytest.fixture(scope="module")
 def linear():

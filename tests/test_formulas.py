@@ -249,7 +249,7 @@ def test_partita_run(folder, bernoulli, tmp_path, monkeypatch):
     monkeypatch.setattr("partita.runtime.cache_compilation", lambda: None)
     out = tmp_path / "ill"
     outcome = CliRunner().invoke(app, ["run", str(folder / "ill.toml"), "--out", str(out), "--json"])
-    assert outcome.exit_code == 0, outcome.output
+    assert outcome.exit_code == 0, (outcome.exception, outcome.stderr)
     lines = [json.loads(line) for line in outcome.stdout.splitlines()]
     row = next(line for line in lines if line["event"] == "regression")
     assert_allclose(row["log evidence"], bernoulli.log_evidence, rtol=1e-9)

@@ -256,7 +256,7 @@ class Follower:
             pictures=self.pictures(),
             sites=self.site_rows(),
         )
-        regression = read_regression(self.folder, self.finished) if self.has_result else None
+        regression = read_regression(self.folder, self._finished) if self.has_result else None
         return report if regression is None else with_regression(report, regression)
 
     def pictures(self) -> list[Picture]:
