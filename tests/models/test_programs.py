@@ -255,9 +255,15 @@ def too_many(y):
         numpyro.sample("y", dist.Normal(own.sum(-1), 1), obs=y)
 
 
+def looks_at_data(y):
+    m = numpyro.sample("m", dist.Normal(0, 1 + y.max()))
+    numpyro.sample("y", dist.Normal(m, 1), obs=y)
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
+        (looks_at_data, "prior of m depends on data"),
         (discrete, "discrete"),
         (with_param, "prior"),
         (with_batches, "subsample"),
@@ -295,6 +301,10 @@ def test_shards_are_checked():
     grouped = pt.from_numpyro(intercepts, ("group", "y"), local={"groups": "group"})
     with pytest.raises(ShardError, match="group 1 is at site 0 too"):
         pt.fit(grouped, [(GROUP[:6], Y[:6]), (GROUP[6:], Y[6:])])
+    with pytest.raises(ShardError, match="groups are 0 to 5, got 0 to 8"):
+        pt.fit(grouped, [(GROUP[:12], Y[:12]), (GROUP[12:] + 3, Y[12:])])
+    with pytest.raises(ShardError, match="other numbers than"):
+        pt.fit(model, [(X[:6], np.ones(6, int)), SHARDS[1]])
     with pytest.raises(InputError, match="no plate 'districts'"):
         pt.fit(pt.from_numpyro(intercepts, ("group", "y"), local={"districts": "group"}), [(GROUP, Y)])
     with pytest.raises(InputError, match="like=shard"):

@@ -177,6 +177,7 @@ def laid_out(program: Callable, row: Mapping[str, np.ndarray], groups: Mapping[s
     rows = tuple((name, array.shape[1:], array.dtype.str) for name, array in row.items())
     layout = Layout(rows, tuple(latents), tuple(local), tuple(observed))
     _check_layout(layout)
+    _check_prior(program, layout, two)
     return layout
 
 
@@ -191,6 +192,21 @@ def _check_layout(layout: Layout) -> None:
             f"model: {names} are {layout.local_size} numbers for each group, and at most {max(POINTS)} are integrated "
             "out: keep groups global, by leaving `local` out"
         )
+
+
+def _check_prior(program: Callable, layout: Layout, seen: Mapping[str, Site]) -> None:
+    """The prior is read without data: it has to be the same with them."""
+    from numpyro.distributions.transforms import biject_to
+
+    def same(name: str) -> Array | None:
+        return biject_to(seen[name].fn.support).inv(seen[name].value) if name in known else None
+
+    known = {latent.name for latent in layout.latents}
+    without = executed(program, layout.nothing(), same)
+    for name in known:
+        one, other = (np.asarray(site.fn.log_prob(seen[name].value)) for site in (seen[name], without[name]))
+        if one.shape != other.shape or not np.allclose(one, other, rtol=1e-6):
+            raise InputError(f"model: the prior of {name} depends on data: give it numbers that all sites know")
 
 
 def _tried(program: Callable, arrays: Mapping[str, np.ndarray]) -> dict[str, Site]:

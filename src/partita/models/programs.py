@@ -118,7 +118,9 @@ class NumPyroModel(AbstractModel):
         for name, shape, dtype in layout.rows:
             if arrays[name].shape[1:] != shape:
                 raise ShardError(site, name, f"expected rows of shape {shape}, got {arrays[name].shape[1:]}")
-            arrays[name] = arrays[name].astype(dtype)
+            given, arrays[name] = arrays[name], arrays[name].astype(dtype)
+            if not np.array_equal(given, arrays[name]):
+                raise ShardError(site, name, f"has other numbers than {dtype}, which the first shard's are")
         count = len(arrays[self.names[0]])
         if not layout.local:
             weights = check_weights(site, raw.weights if isinstance(raw, Weighted) else None, count, self.dtype)
@@ -127,10 +129,15 @@ class NumPyroModel(AbstractModel):
             raise ShardError(
                 site, "weights", "rows of groups with variables of their own have no weights: leave them out"
             )
-        return self._grouped(arrays, count)
+        return self._grouped(site, arrays, count)
 
-    def _grouped(self, arrays: dict[str, np.ndarray], count: int) -> Shard:
+    def _grouped(self, site: int, arrays: dict[str, np.ndarray], count: int) -> Shard:
         codes = arrays[self.local[0][1]].astype(np.int32) if self.local else np.arange(count, dtype=np.int32)
+        length = self._sized().local[0].length
+        if self.local and (codes.min() < 0 or codes.max() >= length):
+            raise ShardError(
+                site, self.local[0][1], f"groups are 0 to {length - 1}, got {codes.min()} to {codes.max()}"
+            )
         known, index, sizes = np.unique(codes, return_inverse=True, return_counts=True)
         most = self.group_rows or rounded(int(sizes.max()))
         chosen, there = np.zeros((len(known), most), int), np.zeros((len(known), most), bool)
