@@ -1,6 +1,7 @@
 """Runs with fifty sites that come and go, whose messages are lost and doubled, and a server that stops and is resumed.
 
-Run with `python -m experiments.soak [RUNS]`. Says how many complete; in all, the posterior is prior × ∏ factors.
+Run with `python -m experiments.soak [RUNS [UPDATES]]`. Says how many complete; in all, the posterior is the prior times
+all factors.
 """
 
 import random
@@ -15,7 +16,7 @@ import partita as pt
 from experiments.chaos import Chaos
 from partita.run import Run, iterate, prepared
 
-SITES, UPDATES = 50, 300
+SITES = 50
 
 
 def lived(run: Run, folder: Path, folds: int) -> bool:
@@ -32,7 +33,7 @@ def lived(run: Run, folder: Path, folds: int) -> bool:
         run.engine.close()
 
 
-def main(runs: int = 100) -> None:
+def main(runs: int = 100, updates: int = 300) -> None:
     generator = np.random.default_rng(0)
     X = generator.normal(size=(SITES * 20, 3))
     y = (X @ [1.0, -1.0, 0.5] + generator.logistic(size=len(X)) > 0).astype(float)
@@ -46,16 +47,16 @@ def main(runs: int = 100) -> None:
                 run = prepared(
                     pt.models.LogisticRegression(features=3),
                     shards,
-                    schedule=pt.schedules.Asynchronous(updates=UPDATES),
+                    schedule=pt.schedules.Asynchronous(updates=updates),
                     engine=Chaos(seed=1000 * number + life, **faults),
                 )
-                if lived(run, Path(place), chance.randrange(UPDATES)):
+                if lived(run, Path(place), chance.randrange(updates)):
                     complete += 1
                     break
             again = jax.tree.leaves(run.ledger.recomputed_posterior())
             for a, b in zip(jax.tree.leaves(run.ledger.posterior), again, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
-            assert run.ledger.version == UPDATES
+            assert run.ledger.version == updates
     print(f"{complete} of {runs} complete")
     if complete < runs:
         raise SystemExit(1)

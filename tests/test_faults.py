@@ -479,8 +479,8 @@ def test_15_automatic_damping_grows_although_somebody_never_came():
 
 
 def test_16_many_sites_that_come_and_go_and_a_server_that_stops(tmp_path):
-    """One run; `make soak` has a hundred."""
-    command = [sys.executable, "-m", "experiments.soak", "1"]
+    """One run of 150 updates; `make soak` has a hundred of 300."""
+    command = [sys.executable, "-m", "experiments.soak", "1", "150"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 complete" in done.stdout
