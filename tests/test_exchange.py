@@ -54,10 +54,13 @@ def test_programs_have_their_names():
     def program(X, y):
         slope = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
         numpyro.sample("score", dist.Normal(X @ slope, 0.8), obs=y)
+        # As wide as one row.
+        numpyro.sample("again", dist.Normal(slope[0], 0.8), obs=y)
 
     data = pt.fit(pt.from_numpyro(program), SHARDS, schedule=SHORT).to_arviz(SHARDS, 100)
     assert data.posterior.slope.shape == (4, 25, 3)
     assert data.posterior_predictive.score.shape == (4, 25, len(Y))
+    assert data.posterior_predictive.again.shape == (4, 25, len(Y))
     assert_allclose(np.sort(data.observed_data.score), np.sort(Y))
 
 

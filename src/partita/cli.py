@@ -1,6 +1,7 @@
 """The command line: a thin layer over the library."""
 
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -100,7 +101,7 @@ def run(
     cache_compilation()
     wanted = read_config(config, settings or ())
     if wanted.regression is not None:
-        return run_regression(config, wanted, out or Path("runs") / config.stem, resume, quiet, json)
+        return run_regression(config, wanted, settings or (), out or Path("runs") / config.stem, resume, quiet, json)
     (X, y), test = load_data(wanted, config.parent)
     model: Any = build_model(wanted, X, y)
     parts = wanted.partition
@@ -113,8 +114,7 @@ def run(
     assert wanted.schedule is not None
     every = Every(metrics, folds=1 if wanted.schedule.waits and wanted.schedule.parallel else parts.sites)
     progress = JsonLines(sys.stdout) if json else Progress(config.stem, quiet=quiet)
-    kept = f"every finished update is kept. Go on with: partita run {config} --out {folder} --resume"
-    with suppress_interrupt(kept) as look:
+    with suppress_interrupt(going_on(config, folder, settings or ())) as look:
         result = fit(
             model,
             shards,
@@ -132,7 +132,14 @@ def run(
     finish(folder, json)
 
 
-def run_regression(config: Path, wanted: Any, folder: Path, resume: bool, quiet: bool, json: bool) -> None:
+def going_on(config: Path, folder: Path, settings: Sequence[str]) -> str:
+    again = shlex.join(["partita", "run", str(config), *(f"--set={one}" for one in settings)])
+    return f"every finished update is kept. Go on with: {again} --out {folder} --resume"
+
+
+def run_regression(
+    config: Path, wanted: Any, settings: Sequence[str], folder: Path, resume: bool, quiet: bool, json: bool
+) -> None:
     """A formula on one table per site, and the formulas that it is compared with."""
     from partita.formulas import regress
     from partita.formulas.tables import read_sites
@@ -143,8 +150,7 @@ def run_regression(config: Path, wanted: Any, folder: Path, resume: bool, quiet:
     asked = wanted.regression
     sites = read_sites(wanted.data.sites, config.parent)
     found = []
-    kept = f"every finished update is kept. Go on with: partita run {config} --out {folder} --resume"
-    with suppress_interrupt(kept) as look:
+    with suppress_interrupt(going_on(config, folder, settings)) as look:
         for number, formula in enumerate((asked.formula, *asked.compare)):
             place = folder / f"compare-{number}" if number else folder
             progress = JsonLines(sys.stdout, {"formula": formula}) if json else Progress(formula, quiet=quiet)

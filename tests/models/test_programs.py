@@ -301,7 +301,7 @@ def test_shards_are_checked():
     grouped = pt.from_numpyro(intercepts, ("group", "y"), local={"groups": "group"})
     with pytest.raises(ShardError, match="group 1 is at site 0 too"):
         pt.fit(grouped, [(GROUP[:6], Y[:6]), (GROUP[6:], Y[6:])])
-    with pytest.raises(ShardError, match="groups are 0 to 5, got 0 to 8"):
+    with pytest.raises(ShardError, match="groups are 0 to 5, got 6 to 8"):
         pt.fit(grouped, [(GROUP[:12], Y[:12]), (GROUP[12:] + 3, Y[12:])])
     with pytest.raises(ShardError, match="other numbers than"):
         pt.fit(model, [(X[:6], np.ones(6, int)), SHARDS[1]])

@@ -62,8 +62,8 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         parsed = Formula(fixed)
         names = sorted(map(str, parsed.required_variables))
         left, right = parsed.lhs, parsed.rhs
-    except (FormulaicError, AttributeError, SyntaxError) as error:
-        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r} ({error})") from None
+    except (FormulaicError, AttributeError, SyntaxError):
+        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r}") from None
     _check_transforms(fixed)
     categorical = re.findall(r"\bC\(\s*([\w.]+)", fixed)
     told = {site: described(site, frame, names, categorical) for site, frame in frames.items()}
@@ -141,7 +141,9 @@ class _Reader:
         y = self._target(site, kept)
         for what, array in (("formula", X), ("target", y)):
             if not np.all(np.isfinite(array)):
-                raise InputError(f"site {site}: the {what} gives numbers that are not finite: look for log(0) or 1/0")
+                raise InputError(
+                    f"site {site}: the {what} gives numbers that are not finite: look for infinite cells, log(0) or 1/0"
+                )
         group = None if self.group is None else kept[self.group].cat.codes.to_numpy().astype(np.int32)
         return Rows(X[:, inner], y, group, len(frame) - len(kept))
 

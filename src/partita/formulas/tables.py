@@ -34,6 +34,8 @@ def read_sites(sites: Any, folder: Path | None = None) -> dict[str, Any]:
             raise InputError(f"sites: no file matches {sites}")
         sites = found
     if isinstance(sites, Sequence):
+        if not all(isinstance(path, str | os.PathLike) for path in sites):
+            raise InputError("sites: a list has to be of files; give frames by name, {name: frame}")
         paths = [(folder or Path()) / path for path in sites]
         names = [path.stem for path in paths]
         if len(set(names)) < len(names):

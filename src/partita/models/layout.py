@@ -79,13 +79,9 @@ def executed(
     arrays: Mapping[str, Array],
     unconstrained: Callable[[str], Array | None],
     seed: Any = 0,
-    redraw: bool = False,
     validate: bool = False,
 ) -> dict[str, Site]:
-    """The sample statements of one run of a program, with given unconstrained values of variables, or drawn ones.
-
-    With `redraw`, what was observed is drawn too.
-    """
+    """The sample statements of one run of a program, with given unconstrained values of variables, or drawn ones."""
     from numpyro import handlers
     from numpyro.distributions import distribution
     from numpyro.distributions.transforms import biject_to
@@ -103,8 +99,7 @@ def executed(
         jacobians[site["name"]] = jnp.sum(log_jacobian, axis=tuple(range(-extra, 0)))
         return value
 
-    seeded = handlers.seed(handlers.uncondition(program) if redraw else program, seed)
-    run = handlers.trace(handlers.substitute(seeded, substitute_fn=fill))
+    run = handlers.trace(handlers.substitute(handlers.seed(program, seed), substitute_fn=fill))
     with distribution.validation_enabled(validate):
         trace = run.get_trace(**arrays)
     _check_statements(trace)

@@ -247,15 +247,13 @@ class NumPyroModel(AbstractModel):
         beside = self.log_prior(params) - MeanField.from_moments(self.location, self.scale).log_prob(params)
         return jnp.broadcast_to(beside, data.is_prior.shape)
 
-    def run(
-        self, params: Array, own: Array | None, arrays: Mapping[str, Array], key: Array | None = None
-    ) -> dict[str, Site]:
-        """Run the program with these values of its variables, unconstrained; with a key, what is observed is drawn."""
+    def run(self, params: Array, own: Array | None, arrays: Mapping[str, Array]) -> dict[str, Site]:
+        """Run the program with these values of its variables, unconstrained."""
         layout = self._sized()
         known = {latent.name: latent.taken(params) for latent in layout.latents}
         if own is not None:
             known |= {latent.name: latent.taken(own) for latent in layout.local}
-        return executed(self.program, arrays, known.get, 0 if key is None else key, redraw=key is not None)
+        return executed(self.program, arrays, known.get)
 
     def observed(self, data: Observed) -> dict[str, Array]:
         """Only where rows are rows: groups are padded, and have variables of their own."""
@@ -269,9 +267,15 @@ class NumPyroModel(AbstractModel):
         layout = self._sized()
         if layout.local:
             return {}
-        names = {name for name, axis in layout.observed if axis is not None}
-        sites = self.run(params, None, data.arrays, key)
-        return {name: sites[name].value for name in names}
+        sites = self.run(params, None, data.arrays)
+        drawn = {}
+        for number, (name, axis) in enumerate(layout.observed):
+            if axis is not None:
+                fn, value = sites[name].fn, sites[name].value
+                # A distribution may be narrower than what was observed of it.
+                fn = fn.expand(jnp.shape(fn.log_prob(value)))
+                drawn[name] = fn.sample(jax.random.fold_in(key, number)).astype(jnp.result_type(value))
+        return drawn
 
     def named(self, draws: Any) -> dict[str, np.ndarray]:
         """Constrained values of the program's global variables, by name; a row for each draw."""
