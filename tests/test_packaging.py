@@ -71,7 +71,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     package = {name for name in names if not name.startswith(f"partita-{pt.__version__}.dist-info/")}
     source = ROOT / "src"
     modules = {str(path.relative_to(source)) for path in (source / "partita").rglob("*.py")}
-    assert package == modules | {"partita/py.typed"}
+    assert package == modules | {"partita/py.typed", "partita/report/page.css", "partita/report/page.js"}
 
 
 def test_the_wheel_knows_its_command_and_its_licence(built):
@@ -88,7 +88,7 @@ def test_the_source_distribution_is_small_and_can_be_built(built):
     assert max(files.values()) < LARGEST
     assert not any(name.startswith("tests/") for name in files)
     kinds = {Path(name).suffix for name in files}
-    assert kinds <= {".py", ".md", ".toml", ".txt", ".cfg", ".in", ".typed", ""}
+    assert kinds <= {".py", ".md", ".toml", ".txt", ".cfg", ".in", ".typed", ".css", ".js", ""}
 
 
 def test_the_version_is_in_one_place(built):
