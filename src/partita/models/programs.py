@@ -351,7 +351,8 @@ def from_numpyro(
     ...     noise = numpyro.sample("noise", dist.HalfNormal(1))
     ...     numpyro.sample("y", dist.Normal(slope * X, noise), obs=y)
     >>> X = np.linspace(-1, 1, 40)
-    >>> shards = [(X[:20], 2 * X[:20]), (X[20:], 2 * X[20:])]
+    >>> y = 2 * X + 0.3 * np.cos(9 * X)
+    >>> shards = [(X[:20], y[:20]), (X[20:], y[20:])]
     >>> result = pt.fit(from_numpyro(program), shards)
     >>> result.sample(0, 100)["slope"].mean().round(1)
     np.float64(2.0)
