@@ -88,6 +88,15 @@ def test_forgetting_and_visiting_again(waves, fitted):
         StreamingGPRegressor().fit(X[:60], y[:60]).forget(0)
 
 
+def test_a_batch_that_is_refused_leaves_the_stream_as_it_was(waves, fitted):
+    X, y = waves
+    model, before = deepcopy(fitted), fitted.predict(X[:5])
+    with pytest.raises(pt.errors.ShardError, match="X: is too large to be squared"):
+        model.partial_fit(X[:20] * 1e200, y[:20])
+    np.testing.assert_array_equal(model.predict(X[:5]), before)
+    assert np.all(np.isfinite(model.partial_fit(X[:20], y[:20]).predict(X[:5])))
+
+
 def test_batches_that_are_hardly_there():
     model = StreamingGPRegressor()
     model.partial_fit(np.array([[1.0, 5.0]]), [3.0])

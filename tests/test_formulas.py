@@ -157,6 +157,23 @@ def test_formulas_are_compared_by_evidence(bernoulli):
     assert_allclose(rows[1]["behind"], bernoulli.log_evidence - less.log_evidence)
 
 
+def test_a_gaussian_in_full():
+    found = pt.regress(f"score ~ {RIGHT}", SITES, held_out=0.3)
+    calibration = found.calibration()
+    assert calibration["on"] == "rows that were held out"
+    assert all(abs(share - level) < 0.15 for level, share in calibration["inside"].items())
+    assert calibration["rmse"] < TABLE.score.std()
+    # Whose rows are held out, and what is drawn for them, does not depend on the order of sites.
+    turned = pt.regress(f"score ~ {RIGHT}", dict(reversed(SITES.items())), held_out=0.3)
+    assert turned.calibration()["inside"] == calibration["inside"]
+    first, head, intercept, *_ = str(found).splitlines()
+    assert first == repr(found)
+    assert "gaussian" in first
+    assert head.split() == ["mean", "sd", "2.5", "%", "97.5", "%"]
+    row = found.coefficients()[0]
+    assert intercept.split() == [row["name"], *(f"{row[key]:.4g}" for key in ("mean", "sd", "low", "high"))]
+
+
 def test_contributions_and_calibration(bernoulli):
     rows = bernoulli.contributions()
     assert [row["site"] for row in rows] == list(SITES)
@@ -189,6 +206,7 @@ def test_arviz(bernoulli):
         ("score ~ age", "poisson", "count"),
         ("score ~ age", "gamma", "expected one of"),
         ("score ~ log(age - 1000)", "gaussian", "not finite"),
+        ("score ~ I(age * 1e300)", "gaussian", "hospital 0: .* too large"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from sklearn.base import clone
@@ -151,6 +152,41 @@ def test_pipelines_clones_and_pickles(fitted):
     again = pickle.loads(pickle.dumps(fitted))
     assert again._data is None
     np.testing.assert_array_equal(again.predict_proba(CANCER[0]), fitted.predict_proba(CANCER[0]))
+
+
+def test_saved_streams_learn_on(tmp_path):
+    rng = np.random.default_rng(7)
+    X = pd.DataFrame(rng.normal(size=(120, 2)), columns=["dose", "age"])
+    y = 3 + 2 * X["dose"] + rng.normal(size=120)
+    model = pt.PartitionedRegressor().partial_fit(X[:60], y[:60])
+    model.save(tmp_path / "model")
+    again = pt.PartitionedRegressor.load(tmp_path / "model")
+    for one in (model, again):
+        one.partial_fit(X[60:], y[60:])
+    np.testing.assert_array_equal(again.predict(X, return_std=True), model.predict(X, return_std=True))
+    assert (again.log_evidence_, again.sites_) == (model.log_evidence_, model.sites_)
+    with pytest.raises(ValueError, match="feature names"):
+        again.predict(X.rename(columns={"dose": "weight"}))
+
+
+def test_saved_classifiers_know_their_classes_and_what_was_not_kept(tmp_path):
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(60, 2))
+    y = np.where(X[:, 0] > 0, "ill", "well")
+    schedule = pt.schedules.Synchronous(rounds=3)
+    model = pt.PartitionedClassifier(schedule=schedule).fit(X, y, groups=np.arange(60) % 2)
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="schedule not kept"):
+        again = pt.PartitionedClassifier.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    assert pt.PartitionedClassifier.load(tmp_path / "model", schedule=schedule).schedule is schedule
+    assert pt.load(tmp_path / "model").fingerprint == model.result_.fingerprint
+    with pytest.raises(pt.errors.RunMismatch, match="holds a PartitionedClassifier"):
+        pt.PartitionedRegressor.load(tmp_path / "model")
+    with pytest.warns(UserWarning, match="not refined"):
+        again.forget(0).save(tmp_path / "without")
+    assert np.isnan(pt.load(tmp_path / "without").log_evidence)
 
 
 def test_bad_input(fitted):

@@ -262,6 +262,24 @@ def test_the_page_by_keyboard_in_light_and_dark(browser, page):
     assert browser.problems == []
 
 
+def test_axes_of_a_run_that_has_long_converged(browser, tmp_path):
+    rows = [{"round": 1, "error": 0.069, "free_energy": -900.0}]
+    rows += [{"round": n, "error": 0.0627, "free_energy": -50.9 - 1e-13 * (n % 3)} for n in range(2, 200)]
+    rows[-1]["log_evidence"] = -50.9
+    charts = (Chart("error"), Chart("free_energy", log=False))
+    browser.look()
+    browser.open(
+        write_report(tmp_path / "report.html", Report("Long", "", [], [Curve("one", rows)], charts=charts)).as_uri()
+    )
+    low, high = browser.run("document.querySelectorAll('.plot')[1].layout.yaxis.range")
+    assert low < -51.8
+    assert -50.9 < high < -50.8
+    ticks = browser.run(
+        "[...document.querySelectorAll('.plot')[0].querySelectorAll('.ytick')].map((t) => t.textContent)"
+    )
+    assert {"0.064", "0.066", "0.068"} <= set(ticks)
+
+
 def test_the_page_on_a_phone(browser, page):
     browser.look(width=390, height=844, phone=True)
     browser.open(page.as_uri())

@@ -228,11 +228,46 @@ def test_a_log_prob_of_the_wrong_shape_is_refused(wrong):
         pt.fit(model, [(np.ones((4, 2)), np.ones(4))])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda w, d: d @ w[:1], "does not run: .* same shape"),
+        (lambda w, d: np.exp(w[0]) * d[:, 0], "JAX operations"),
+        (lambda w, d: d[:, 0] if w[0] > 0 else d[:, 1], "JAX operations"),
+        (lambda w, d: None, "one number per row"),
+    ],
+    ids=["shapes", "numpy", "if", "nothing"],
+)
+def test_a_log_prob_that_does_not_run_is_refused(wrong, words):
+    prior = pt.families.Gaussian(np.zeros(2), np.eye(2))
+    with pytest.raises(pt.errors.ShardError, match=f"site 0: log_prob: .*{words}"):
+        pt.fit(pt.Model(prior, wrong), [np.ones((5, 2))])
+
+
 def test_a_problem_in_the_last_round_is_said_aloud():
     prior = pt.families.Gaussian(np.zeros(1), np.eye(1))
-    model = pt.Model(prior, lambda w, y: jnp.log(-1.0 - y**2) * w[0])
+    model = pt.Model(prior, lambda w, y: -(y**2) - jnp.sqrt(0.0 * w[0] ** 2))
     with pytest.warns(RuntimeWarning, match="site 0: solver met a value that is not finite"):
-        pt.fit(model, [np.ones(3)], schedule=pt.schedules.OnePass())
+        result = pt.fit(model, [np.ones(3)], schedule=pt.schedules.OnePass())
+    assert result.log_evidence == pytest.approx(-3)
+
+
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+def test_a_fit_that_learns_nothing_from_a_site_is_no_fit():
+    prior = pt.families.Gaussian(np.zeros(1), np.eye(1))
+    model = pt.Model(prior, lambda w, y: jnp.log(2.0 - y) * w[0] ** 2)
+    with pytest.raises(pt.errors.NotFinite, match="site 1: its log likelihood is nan"):
+        pt.fit(model, [np.ones(3), np.array([1.0, 3.0])], schedule=pt.schedules.OnePass())
+    with pytest.raises(pt.errors.NotFinite, match="site 1"):
+        pt.run.evidence(model, [np.ones(3), np.array([1.0, 3.0])], prior)
+    assert pt.fit(model, [np.ones(3)], schedule=pt.schedules.OnePass()).log_evidence == 0
+
+
+def test_numbers_too_large_to_be_squared_are_refused():
+    model = pt.models.LinearRegression(features=1)
+    with pytest.raises(pt.errors.ShardError, match=r"site 1: X: is too large .*-2e\+200 at \[1, 0\]"):
+        pt.fit(model, [(np.ones((2, 1)), np.ones(2)), (np.array([[1.0], [-2e200]]), np.ones(2))])
+    pt.fit(model, [(np.array([[1e100], [2e100]]), np.ones(2))])
 
 
 def test_a_stream_goes_on_with_learnt_hyperparameters():

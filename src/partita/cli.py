@@ -25,6 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    # Click says so already.
+    suggest_commands=False,
 )
 app.add_typer(federation)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, the last a summary.")]
@@ -197,6 +199,8 @@ def watch(
     from partita.report.terminal import watch as watch_here
     from partita.telemetry import to_json
 
+    if not folder.exists():
+        typer.echo(f"{folder}: not there yet; waiting for a run to begin", err=True)
     follower = followed(folder)
     with suppress(KeyboardInterrupt):
         if terminal:

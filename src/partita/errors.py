@@ -8,6 +8,7 @@ PartitaError
 ├── MissingExtra (ImportError)   a package that is not installed, of an extra
 ├── FamilyMismatch (TypeError)   densities that cannot be multiplied
 ├── ImproperDensity (ValueError) a density that has to be proper and is not
+├── NotFinite (ArithmeticError)  a fit that ended where a log likelihood is no number
 ├── UpdateRefused                an update the ledger did not take; the posterior is as before
 │   ├── NotOutstanding           nobody asked for it, or it came before
 │   ├── StaleUpdate              it answers a task that is too old
@@ -60,6 +61,10 @@ class FamilyMismatch(PartitaError, TypeError):
 
 class ImproperDensity(PartitaError, ValueError):
     """A density that must be proper is not."""
+
+
+class NotFinite(PartitaError, ArithmeticError):
+    """A fit has ended where the log likelihood of some site is not finite, so that it says nothing."""
 
 
 class UpdateRefused(PartitaError):

@@ -121,4 +121,6 @@ class Inbox:
     def check_exhausted(self) -> None:
         self.settle()
         if self._next is not None:
-            raise RunMismatch("the journal holds more updates than the schedule asks for: raise its budget")
+            raise RunMismatch(
+                "the journal holds more updates than the schedule asks for: raise its rounds, passes or updates"
+            )

@@ -89,6 +89,10 @@ class Result:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write one file, complete or not at all; `partita.load` reads it."""
+        write_arrays(path, *self.packed())
+
+    def packed(self) -> tuple[dict[str, np.ndarray], Row]:
+        """Everything as arrays by name, and plain words about them."""
         arrays = {f"prior.{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(self.prior))}
         arrays |= {f"posterior.{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(self.posterior))}
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.factors)
@@ -104,12 +108,24 @@ class Result:
             "history": self.history,
             "seed": self.seed,
         }
-        write_arrays(path, arrays, plain(about))
+        return arrays, plain(about)
 
 
 def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
-    """Read a saved result. One of `pt.Model` needs the model too, because code is never stored."""
+    """Read a saved result, or that of a saved estimator.
+
+    One of `pt.Model` needs the model too, because code is never stored.
+    """
     arrays, about = read_arrays(path)
+    if "model" not in about:
+        raise RunMismatch(f"{path}: holds a {about.get('estimator', 'file')}: use its own load")
+    return unpacked(path, arrays, about, model)
+
+
+def unpacked(
+    path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
+) -> Result:
+    """From what `Result.packed` gave, as it was read from a path."""
     settings = dict(about["model"])
     name = settings.pop("name")
     if model is None:
@@ -129,12 +145,17 @@ def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
         posterior=_family(arrays, "posterior", like),
         prior=prior,
         factors=tuple(jax.tree.map(lambda a, m=m: a[m, ...], stacked) for m in range(number)),
-        log_evidence=about["log_evidence"],
-        expected_log_probs=tuple(about["expected_log_probs"]),
+        log_evidence=_number(about["log_evidence"]),
+        expected_log_probs=tuple(map(_number, about["expected_log_probs"])),
         hyper=about["hyper"],
         history=about["history"],
         seed=about["seed"],
     )
+
+
+def _number(stored: float | None) -> float:
+    """JSON has no nan."""
+    return float("nan") if stored is None else stored
 
 
 def _family(arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:

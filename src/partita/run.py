@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from partita.accounting import Evidence, Tally
 from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker, all_loaded
-from partita.errors import InputError
+from partita.errors import InputError, NotFinite
 from partita.expectations import Expectation, choose
 from partita.families import Family, inner
 from partita.hyper import HyperLearner, LearnHyper
@@ -265,7 +265,9 @@ def evidence(
     checked = check_shards(model, shards)
     chosen = choose(model, prior, expectation)
     worker = Worker(Job(model, FixedPoint(), chosen, check_seed(seed), False, True), dict(enumerate(checked)))
-    return math.fsum(worker.evaluate(posterior, hyper)) - _divergence(posterior, prior)
+    said = worker.evaluate(posterior, hyper)
+    check_log_probs(said)
+    return math.fsum(said.values()) - _divergence(posterior, prior)
 
 
 def choose_rest(expectation: Expectation, solver: Solver | None, damping: Any) -> tuple[Solver, Damping]:
@@ -305,6 +307,16 @@ def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
     """Every site's data, checked before any work begins."""
     check_sites(model, shards)
     return all_loaded(model, shards)
+
+
+def check_log_probs(said: Mapping[int, float]) -> None:
+    """What sites say of the posterior in the end: without a finite number, nothing was learnt from a site."""
+    for site, value in said.items():
+        if not math.isfinite(value):
+            raise NotFinite(
+                f"site {site}: its log likelihood is {value} under the posterior: scale its data, look for values that "
+                "cannot be, or for where log_prob is not finite"
+            )
 
 
 def check_seed(seed: Any) -> int:
@@ -378,8 +390,10 @@ class Run:
                 journal.add_row(event.fold, row)
         if history and history[-1]["problem"] is not None:
             warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
-        values = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
-        values[sorted(self.ledger.retired)] = 0.0
+        said = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
+        said |= dict.fromkeys(self.ledger.retired, 0.0)
+        check_log_probs(said)
+        values = [said.get(site, math.nan) for site in range(self.ledger.sites)]
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
             model=self.model,
@@ -387,7 +401,7 @@ class Run:
             prior=self.ledger.prior,
             factors=self.ledger.factors(),
             log_evidence=evidence,
-            expected_log_probs=tuple(map(float, values)),
+            expected_log_probs=tuple(values),
             hyper=self.current_hyper,
             history=history,
             seed=self.seed,

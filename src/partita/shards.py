@@ -105,7 +105,7 @@ def padded_together(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def check_rows(site: int | None, named: Mapping[str, np.ndarray]) -> None:
-    """All arrays have at least one row, equally many, and are finite."""
+    """All arrays have at least one row, equally many, and are finite, as their squares are."""
     first, *others = named
     rows = len(named[first])
     if rows == 0:
@@ -114,9 +114,15 @@ def check_rows(site: int | None, named: Mapping[str, np.ndarray]) -> None:
         if len(named[name]) != rows:
             raise ShardError(site, name, f"has {len(named[name])} rows where {first} has {rows}")
     for name, array in named.items():
-        if np.issubdtype(array.dtype, np.floating) and not np.all(np.isfinite(array)):
+        if not np.issubdtype(array.dtype, np.floating):
+            continue
+        if not np.all(np.isfinite(array)):
             place = np.argwhere(~np.isfinite(array))[0].tolist()
             raise ShardError(site, name, f"is not finite at {place}: drop or impute such rows first")
+        most = float(np.sqrt(np.finfo(array.dtype).max))
+        if np.abs(array).max(initial=0) > most:
+            place = np.argwhere(np.abs(array) > most)[0].tolist()
+            raise ShardError(site, name, f"is too large to be squared, {array[tuple(place)]:.2g} at {place}: scale it")
 
 
 def check_weights(site: int | None, weights: Any, rows: int, dtype: Any) -> np.ndarray:

@@ -58,8 +58,8 @@ class Engine(Protocol):
         """Wait for at least one update, or for news of a site."""
         ...
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
-        """E_q[log p(y_m | θ)] for every site; nan for those that do not answer."""
+    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+        """E_q[log p(y_m | θ)] for every site that answers."""
         ...
 
     def close(self) -> None: ...
@@ -192,8 +192,8 @@ class Worker:
             for i, task in enumerate(tasks)
         ]
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
-        """E_q[log p(y_m | θ)] for every site here, in order."""
+    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+        """E_q[log p(y_m | θ)] for every site here."""
         job = self.job
         values: dict[int, float] = {}
         with precision(job.model.dtype):
@@ -208,8 +208,8 @@ class Worker:
                         self._stacked(shape, sites),
                         np.asarray(sites, np.uint32),
                     )
-                    values.update(zip(sites, np.asarray(found, np.float64), strict=True))
-        return np.array([values[site] for site in self.shards])
+                    values.update(zip(sites, np.asarray(found, np.float64).tolist(), strict=True))
+        return values
 
 
 def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:

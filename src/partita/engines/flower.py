@@ -253,8 +253,10 @@ class Flower:
             self._notices.append(read_answer(asked.task, payload, self._like, at))
             return
         number = _number(payload)
-        if asked.kind == "evaluate":
+        if asked.kind == "evaluate" and np.isfinite(number):
             self._evaluated[asked.site] = number
+        elif asked.kind == "evaluate":
+            self._failed(asked, "the log likelihood that it answered is not finite")
         elif number >= 1:
             peer.ready, peer.problem, peer.rows, peer.wait = True, "", int(min(number, 2**53)), FIRST_WAIT
             if peer.missed:
@@ -263,7 +265,7 @@ class Flower:
         else:
             self._failed(asked, "what it said of itself cannot be read")
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
+    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
         self._evaluated = {}
         question = encoded_question(posterior, hyper)
         now = time.monotonic()
@@ -272,7 +274,7 @@ class Flower:
         while any(asked.kind == "evaluate" for asked in self._asked.values()):
             self._look()
             time.sleep(self.poll)
-        return np.array([self._evaluated.get(site, np.nan) for site in range(len(self.peers))])
+        return self._evaluated
 
     def close(self) -> None:
         self._asked.clear()

@@ -55,7 +55,7 @@ class InProcess:
         updates = completed(tasks, self._worker.refine(tasks))
         return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
+    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
         return self._worker.evaluate(posterior, hyper)
 
     def close(self) -> None:

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-
 from partita.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
 from partita.engines.base import Job, Worker, loaded, read_answer, shard_digest
 from partita.errors import EngineError, PartitaError, Stalled
@@ -68,8 +66,7 @@ class Holder:
 
     def evaluate(self, question: bytes) -> dict[int, float]:
         assert self._worker is not None
-        values = self._worker.evaluate(*decoded_question(question, self._like))
-        return dict(zip(self._worker.shards, map(float, values), strict=True))
+        return self._worker.evaluate(*decoded_question(question, self._like))
 
 
 @dataclass
@@ -251,18 +248,16 @@ class Ray:
         for call in calls:
             self._ask(group, call.tasks)
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> np.ndarray:
-        values = np.full(self._sites, np.nan)
+    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+        values: dict[int, float] = {}
         alive = [group for group, left in enumerate(self._left) if left >= 0]
         question = self._ray.put(encoded_question(posterior, hyper))
         calls = [self._handles[group].evaluate.remote(question) for group in alive]
         for call in calls:
             try:
-                found = self._ray.get(call, timeout=self.timeout)
+                values |= self._ray.get(call, timeout=self.timeout)
             except self._ray.exceptions.RayError:
                 continue
-            for site, value in found.items():
-                values[site] = value
         return values
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
 """The scikit-learn face of regressions and networks whose data are in several places, or arrive over time."""
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -13,16 +14,19 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from partita.damping import Damping
-from partita.errors import InputError
+from partita.errors import InputError, RunMismatch
 from partita.families import Family, NormalGamma
 from partita.hyper import LearnHyper
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
 from partita.models.linear import LinearPredictor, in_units_of_data
-from partita.result import Result
+from partita.result import Result, unpacked
 from partita.run import fit as fit_sites
 from partita.run import partial_fit as fit_batch
 from partita.schedules import Schedule, Synchronous
+from partita.shards import check_rows
 from partita.solvers import Solver
+from partita.storage import read_arrays, write_arrays
+from partita.telemetry import plain
 
 
 class Part(NamedTuple):
@@ -50,6 +54,9 @@ def _sites(groups: Any, rows: int) -> tuple[list[Any], np.ndarray]:
 
 class _Partitioned(BaseEstimator):
     """What regression and classification share."""
+
+    # What a fitted one has beside what all have.
+    _remembered: ClassVar[tuple[str, ...]]
 
     result_: Result
     _parts: list[Part]
@@ -208,6 +215,53 @@ class _Partitioned(BaseEstimator):
         )
         return self
 
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one file, complete or not at all; `load` reads it. Data are not kept.
+
+        Nor are a schedule, a solver or a damping policy, if they were given: `load` asks for them.
+        """
+        check_is_fitted(self, "result_")
+        arrays, about = self.result_.packed()
+        settings = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in self.get_params().items()
+        }
+        kept = {name: value for name, value in settings.items() if isinstance(value, str | int | float | list | None)}
+        estimator = {
+            "name": type(self).__name__,
+            "settings": kept,
+            "left_out": sorted(set(settings) - set(kept)),
+            "parts": [part._asdict() for part in self._parts],
+            "features": self.n_features_in_,
+            "names": getattr(self, "feature_names_in_", np.array([])).tolist(),
+            "own": {name: np.asarray(getattr(self, name)).tolist() for name in self._remembered},
+        }
+        arrays |= {"inputs.mean": self._mean, "inputs.deviation": self._deviation}
+        write_arrays(path, arrays, {**about, "estimator": plain(estimator)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, **settings: Any) -> Self:
+        """What `save` wrote: it predicts, and learns on. Settings that were not kept can be given again."""
+        arrays, about = read_arrays(path)
+        known = about.get("estimator")
+        if not isinstance(known, dict) or known["name"] != cls.__name__:
+            held = known["name"] if isinstance(known, dict) else known or "result"
+            raise RunMismatch(f"{path}: holds a {held}, not a {cls.__name__}")
+        missing = [name for name in known["left_out"] if name not in settings]
+        if missing:
+            again = ", ".join(f"{name}=..." for name in missing)
+            warnings.warn(f"{path}: {', '.join(missing)} not kept: to learn on, load(path, {again})", stacklevel=2)
+        loaded = cls(**{**known["settings"], **settings})
+        loaded.result_ = unpacked(path, arrays, about)
+        loaded._parts, loaded._data = [Part(**part) for part in known["parts"]], None
+        loaded._mean, loaded._deviation = arrays["inputs.mean"], arrays["inputs.deviation"]
+        loaded.n_features_in_ = known["features"]
+        if known["names"]:
+            loaded.feature_names_in_ = np.array(known["names"], dtype=object)
+        for name in cls._remembered:
+            value = known["own"][name]
+            setattr(loaded, name, np.array(value) if isinstance(value, list) else value)
+        return loaded
+
     def __getstate__(self) -> dict[str, Any]:
         """Data do not go where an estimator goes."""
         return {**super().__getstate__(), "_data": None} if hasattr(self, "result_") else super().__getstate__()
@@ -274,10 +328,12 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         random_state: with the same one, the same result.
     """
 
+    _remembered = ("classes_",)
     classes_: np.ndarray
 
     def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        check_rows(None, {"X": X})
         check_classification_targets(y)
         if first:
             self.classes_ = np.unique(y) if classes is None else np.unique(classes)
@@ -325,8 +381,12 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
     Targets are standardised as inputs are. See `PartitionedClassifier` for the arguments.
     """
 
+    _remembered = ("_centre", "_unit")
+
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
-        return validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=True)
+        X, y = validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=True)
+        check_rows(None, {"X": X, "y": y})
+        return X, y
 
     def _scale(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
         super()._scale(X, y, weights)

@@ -17,6 +17,7 @@ from partita.gp import kernels, likelihoods
 from partita.gp.sparse import Factor, SparseGP
 from partita.gp.stream import Affine, Hyper, Learning, Stream
 from partita.runtime import precision
+from partita.shards import check_rows
 from partita.storage import read_arrays, write_arrays
 from partita.telemetry import plain
 
@@ -356,6 +357,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True, y_numeric=True)
+        check_rows(None, {"X": X, "y": y})
         single = y.ndim == 1
         if not first and single != self._single:
             raise InputError("y: has another number of columns than before")
@@ -415,6 +417,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
 
     def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
+        check_rows(None, {"X": X})
         check_classification_targets(y)
         if not isinstance(self._gp().likelihood, likelihoods.Bernoulli):
             raise InputError(f'likelihood: expected "probit" or "logit", got {self.likelihood!r}')

@@ -54,7 +54,7 @@ class Site:
         if kind == "about":
             return np.float64(int(worker.shards[number].rows)).tobytes()
         if kind == "evaluate":
-            return worker.evaluate(*decoded_question(payload, like)).astype("<f8").tobytes()
+            return np.float64(worker.evaluate(*decoded_question(payload, like))[number]).tobytes()
         task = decoded_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")

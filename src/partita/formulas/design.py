@@ -140,9 +140,11 @@ class _Reader:
         inner = [i for i, name in enumerate(self.spec.column_names) if name != "Intercept"]
         y = self._target(site, kept)
         for what, array in (("formula", X), ("target", y)):
-            if not np.all(np.isfinite(array)):
+            # Their squares are summed.
+            if not np.all(np.abs(array) < np.sqrt(np.finfo(float).max)):
                 raise InputError(
-                    f"site {site}: the {what} gives numbers that are not finite: look for infinite cells, log(0) or 1/0"
+                    f"site {site}: the {what} gives numbers that are not finite, or too large: look for cells that "
+                    "cannot be, log(0) or 1/0"
                 )
         group = None if self.group is None else kept[self.group].cat.codes.to_numpy().astype(np.int32)
         return Rows(X[:, inner], y, group, len(frame) - len(kept))

@@ -1,19 +1,23 @@
 """Regressions across silos: a formula, a family, one table per site, and a posterior without pooling."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from partita.checks import check_positive, import_extra
+from partita.damping import Damping
+from partita.engines import Engine
 from partita.errors import InputError
 from partita.formulas.design import Design, Rows, designed
-from partita.formulas.regression import Regression
+from partita.formulas.regression import Regression, site_random
 from partita.formulas.tables import read_sites
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, PoissonRegression, from_numpyro
 from partita.run import fit
 from partita.schedules import Schedule, Synchronous
+from partita.telemetry import Callback
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 ROUNDS, SETTLED = 100, 1e-7
@@ -27,8 +31,12 @@ def regress(
     prior_scale: float = 2.5,
     held_out: float = 0.0,
     schedule: Schedule | None = None,
+    damping: float | str | Damping = "auto",
+    engine: Engine | None = None,
+    run_dir: str | os.PathLike | None = None,
+    resume: bool = False,
     seed: int = 0,
-    **settings: Any,
+    callbacks: Sequence[Callback] = (),
 ) -> Regression:
     """Fit a regression to tables at several sites, none of which is shown to another.
 
@@ -40,8 +48,12 @@ def regress(
             of the target, for gaussian.
         held_out: share of every site's rows that is not fitted, to look at calibration.
         schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more.
+        damping: the share of a proposed change that is taken.
+        engine: what carries tasks to sites.
+        run_dir: keep every update there, so that the run can be killed and resumed.
+        resume: carry on with the run in `run_dir`, if there is one.
         seed: of what is held out, and of the run.
-        settings: of `fit`: `run_dir`, `resume`, `callbacks`, `engine`, `damping`.
+        callbacks: called with every event: `[pt.telemetry.Progress()]` shows how far it is.
 
     A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
     levels their columns have, how many rows and groups there are, and sums of columns and of their squares.
@@ -60,7 +72,17 @@ def regress(
     groups = 1 + max((int(rows.group.max()) for rows in fitted.values() if rows.group is not None), default=-1)
     model = _model(design, prior_scale, groups)
     schedule = Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule
-    result = fit(model, shards, schedule=schedule, seed=seed, **settings)
+    result = fit(
+        model,
+        shards,
+        schedule=schedule,
+        damping=damping,
+        engine=engine,
+        run_dir=run_dir,
+        resume=resume,
+        seed=seed,
+        callbacks=callbacks,
+    )
     return Regression(design, result, fitted, spare, _digest(fitted))
 
 
@@ -70,9 +92,8 @@ def _parted(parts: Mapping[str, Rows], share: float, seed: int) -> tuple[dict[st
         return dict(parts), {}
     fitted: dict[str, Rows] = {}
     spare: dict[str, Rows] = {}
-    for number, (site, rows) in enumerate(parts.items()):
-        rng = np.random.default_rng([seed, number])
-        out = rng.random(len(rows.y)) < share
+    for site, rows in parts.items():
+        out = site_random(seed, site).random(len(rows.y)) < share
         first = np.unique(rows.group, return_index=True)[1] if rows.group is not None else np.array([0])
         out[first] = False
         for chosen, kept in ((fitted, ~out), (spare, out)):

@@ -1,9 +1,9 @@
 """A fitted regression: what people read off it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from scipy import stats
@@ -21,15 +21,30 @@ RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial
 LEVELS = (0.5, 0.8, 0.95)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Regression:
     """A fitted regression: coefficients in the units of the data, the log evidence, what each site contributed."""
 
     design: Design
     result: Result
-    sites: Mapping[str, Rows] = field(repr=False)
-    held_out: Mapping[str, Rows] = field(repr=False)
+    sites: Mapping[str, Rows]
+    held_out: Mapping[str, Rows]
     digest: str
+
+    def __repr__(self) -> str:
+        rows = sum(len(rows.y) for rows in self.sites.values())
+        return f"<Regression {self.formula!r}, {self.design.family}: {rows} rows at {len(self.sites)} sites>"
+
+    def __str__(self) -> str:
+        """The coefficients as a table."""
+        rows = [{key: row[key] for key in ("name", "mean", "sd", "low", "high")} for row in self.coefficients()]
+        width = max(len(row["name"]) for row in rows)
+        head = f"{'':<{width}}" + "".join(f"{key:>11}" for key in ("mean", "sd", "2.5 %", "97.5 %"))
+        lines = [
+            f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in ("mean", "sd", "low", "high"))
+            for row in rows
+        ]
+        return "\n".join([repr(self), head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
 
     @property
     def formula(self) -> str:
@@ -105,9 +120,8 @@ class Regression:
         """Mean and deviation of the logarithm of each positive parameter."""
         posterior: Any = self.result.posterior
         latents = getattr(getattr(self.result.model, "layout", None), "latents", ())
-        scale = np.asarray(posterior.scale)
         positive = [latent for latent in latents if latent.name in ("noise", "spread", "size")]
-        return [(one.name, float(posterior.location[one.start]), float(scale[one.start])) for one in positive]
+        return [(one.name, float(posterior.location[one.start]), float(posterior.scale[one.start])) for one in positive]
 
     def to_arviz(self, draws: int = 1000, seed: int = 0) -> Any:
         """An ArviZ `InferenceData` with draws of every coefficient by name, in the units of the data."""
@@ -142,7 +156,7 @@ class Regression:
         there; groups are taken as new ones.
         """
         rows = self.held_out or self.sites
-        parts = [self._predicted(part, draws, seed + number) for number, part in enumerate(rows.values())]
+        parts = [self._predicted(part, draws, site_random(seed, site)) for site, part in rows.items()]
         y = np.concatenate([part.y for part in rows.values()])
         where = {"on": "rows that were held out" if self.held_out else "the rows that were fitted", "rows": len(y)}
         if self.design.family == "bernoulli":
@@ -154,10 +168,9 @@ class Regression:
         mean = np.concatenate([part.mean(axis=0) for part in parts])
         return {**where, "rmse": float(np.sqrt(np.mean((mean - y) ** 2))), "inside": inside}
 
-    def _predicted(self, rows: Rows, draws: int, seed: int) -> np.ndarray:
+    def _predicted(self, rows: Rows, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
-        rng, design = np.random.default_rng(seed), self.design
-        posterior: Any = self.result.posterior
+        design, posterior = self.design, cast(Any, self.result.posterior)
         mean, covariance, _ = self._posterior
         size = len(mean)
         noise: Any = 1.0
@@ -182,6 +195,11 @@ class Regression:
         if design.family == "negative binomial":
             rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
         return rng.poisson(rate)
+
+
+def site_random(seed: int, site: str) -> np.random.Generator:
+    """Randomness of a site: the same, whoever the other sites are and whatever their order is."""
+    return np.random.default_rng([seed, *site.encode()])
 
 
 def check_level(level: float) -> None:

@@ -243,7 +243,24 @@ class Model(AbstractModel):
         if not leaves or any(leaf.ndim == 0 for leaf in leaves):
             raise ShardError(site, "data", "expected arrays with one row per observation")
         check_rows(site, {f"data[{i}]": leaf for i, leaf in enumerate(leaves)})
+        self._check_log_prob(site, data, len(leaves[0]))
         return make_shard(data, check_weights(site, weights, len(leaves[0]), self.dtype))
+
+    def _check_log_prob(self, site: int, data: Any, rows: int) -> None:
+        """That the function takes a site's data, before anything is compiled."""
+        with precision(self.dtype):
+            prior, key = self.natural_prior({}), jax.random.key(0)
+            try:
+                found = jax.eval_shape(lambda rows: self.log_prob(prior.sample(key), rows, self.hyper), data)
+            except Exception as error:
+                reason = str(error).strip().partition("\n")[0]
+                advice = "it has to be made of JAX operations, for parameters and data of these shapes"
+                raise ShardError(
+                    site, "log_prob", f"does not run: {advice} ({type(error).__name__}: {reason})"
+                ) from error
+        shape = getattr(found, "shape", None)
+        if shape != (rows,):
+            raise ShardError(site, "log_prob", f"expected one number per row, {(rows,)}, got {shape}")
 
     @property
     def dtype(self) -> np.dtype:

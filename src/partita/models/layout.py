@@ -207,6 +207,8 @@ def _check_prior(program: Callable, layout: Layout, seen: Mapping[str, Site]) ->
 def _tried(program: Callable, arrays: Mapping[str, np.ndarray]) -> dict[str, Site]:
     try:
         return executed(program, arrays, lambda name: None, validate=True)
+    except InputError:
+        raise
     except (TypeError, ValueError, IndexError) as error:
         raise InputError(
             f"model: does not run on {len(next(iter(arrays.values())))} rows of data ({error}): what it takes from "

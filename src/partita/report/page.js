@@ -77,26 +77,35 @@ function lines(chart) {
 
 const columns = (pairs) => ({ x: pairs.map(([x]) => x), y: pairs.map(([, y]) => y) });
 
-// Free energies start orders of magnitude lower than they end up.
+// Free energies start orders of magnitude lower than they end up. Of a run that has long converged, a nat is left.
 function energyRange(traces) {
   const values = traces.flatMap((trace) => trace.y).sort((a, b) => a - b);
-  const [low, high] = [values[Math.floor(0.15 * (values.length - 1))], values[values.length - 1]];
-  const room = high - low || 1;
-  return [low - 0.02 * room, high + 0.05 * room];
+  const [first, high] = [values[0], values[values.length - 1]];
+  const low = Math.min(values[Math.floor(0.15 * (values.length - 1))], Math.max(first, high - 1));
+  const room = Math.max(high - low, 0.01);
+  return [low - 0.05 * room, high + 0.05 * room];
 }
 
-// 1, 2, 5, 10, … over a short range; over a long one, fewer.
+// 1, 2, 5, 10, … over a short range; over a long one, fewer; within one decade, as on an axis that is not logarithmic.
 function logTicks(traces) {
   const values = traces.flatMap((trace) => trace.y);
-  const [low, high] = [Math.min(...values), Math.max(...values)].map(Math.log10);
-  const decades = high - low;
-  const steps = decades < 1.5 ? [1, 2, 5] : decades < 3 ? [1, 3] : [1];
-  const each = Math.max(1, Math.ceil(decades / 8));
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const decades = Math.log10(high / low);
   const ticks = [];
-  for (let power = Math.floor(low); power <= Math.ceil(high); power += each) {
-    for (const step of steps) ticks.push(Number(`${step}e${power}`));
+  if (decades < 0.8) {
+    const rough = (high - low || high) / 4;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((one) => one * power >= rough);
+    for (let n = Math.floor(low / step); n * step < high + step; n += 1) if (n > 0) ticks.push(n * step);
+  } else {
+    const steps = decades < 1.5 ? [1, 2, 5] : decades < 3 ? [1, 3] : [1];
+    const each = Math.max(1, Math.ceil(decades / 8));
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += each) {
+      for (const step of steps) ticks.push(Number(`${step}e${power}`));
+    }
   }
-  return { tickvals: ticks, ticktext: ticks.map((tick) => (tick >= 1e-3 && tick < 1e5 ? String(tick) : tick.toExponential(0))) };
+  const text = (tick) => (tick >= 1e-3 && tick < 1e5 ? String(Number(tick.toPrecision(3))) : tick.toExponential(0));
+  return { tickvals: ticks, ticktext: ticks.map(text) };
 }
 
 function inWords(chart, traces) {

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -17,7 +18,7 @@ from partita.telemetry import Progress, Row
 LOOK = 1.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 # What is drawn of a run, if it is known: name, and columns of a sparkline.
-SPARKS, WIDTH = ("free_energy", "error", "nll", "rmse", "accepted", "staleness"), 60
+SPARKS, WIDTH = ("free_energy", "error", "nll", "rmse", "accepted", "staleness"), 44
 # Sites of a table that leaves room for the rest.
 MOST_SITES = 15
 
@@ -36,15 +37,16 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Numbers as a row of blocks, the last ones.
+    """Numbers as a row of blocks; of many, some from the first to the last.
 
     >>> sparkline([0, 1, 2, 7])
     '▁▂▃█'
     """
-    last = list(values)[-WIDTH:]
-    low, high = min(last), max(last)
-    step = (high - low) / (len(BLOCKS) - 1) or 1.0
-    return "".join(BLOCKS[round((value - low) / step)] for value in last)
+    some = np.asarray(values)[np.linspace(0, len(values) - 1, min(len(values), WIDTH)).round().astype(int)]
+    low, high = float(some.min()), float(some.max())
+    # What differs by rounding alone is flat.
+    step = max(high - low, 1e-6 * max(abs(low), abs(high)), np.finfo(float).tiny) / (len(BLOCKS) - 1)
+    return "".join(BLOCKS[round((value - low) / step)] for value in some.tolist())
 
 
 def view(follower: Follower) -> RenderableType:
