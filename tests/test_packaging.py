@@ -42,7 +42,7 @@ print(result.posterior.location.round(6))
 
 def run(*command, cwd, **options):
     """With an environment that knows nothing of this one."""
-    bare = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env=bare, capture_output=True, text=True, timeout=900, **options
     )
@@ -141,7 +141,7 @@ def test_the_wheel_installs_what_it_needs_and_is_typed(built, tmp_path):
 @pytest.mark.parametrize(("module", "needs_it"), [("ray", import_ray), ("flwr", import_flower)])
 def test_an_extra_that_is_missing_is_asked_for_by_name(module, needs_it, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtra, match=r"is not installed: pip install 'partita\[(ray|flower)\]'") as caught:
+    with pytest.raises(MissingExtra, match=r"is not installed: .*pip install '.\[(ray|flower)\]'") as caught:
         needs_it()
     assert isinstance(caught.value, PartitaError)
     assert isinstance(caught.value, ImportError)
@@ -154,7 +154,7 @@ def test_a_method_without_its_reference_says_so(monkeypatch):
     needs_it = replace(method("wand-2014"), problem=lambda: import_extra("numpyro", "NumPyro", "numpyro"))
     (told,) = checked([needs_it])
     assert told["status"] == "no package"
-    assert "pip install 'partita[numpyro]'" in told["words"]
+    assert "pip install '.[numpyro]'" in told["words"]
 
 
 def test_every_extra_is_in_the_table():

@@ -54,4 +54,6 @@ def import_extra(module: str, package: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise MissingExtra(f"{package} is not installed: pip install 'partita[{extra}]'") from None
+        raise MissingExtra(
+            f"{package} is not installed: it comes with the extra {extra}: pip install '.[{extra}]' in Partita's repository"
+        ) from None

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-# XLA reports every program that it takes from its cache, on standard error.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# XLA reports every program that it takes from its cache on standard error, and on some processors calls it a danger at
+# the length of a page (openxla/xla#44565). What really fails is raised.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import typer
 
@@ -359,7 +360,7 @@ def banana(
 
     names = chosen_names(method, study.methods())
     if method is None and "nuts" not in study.methods():
-        typer.echo("NUTS is left out: it needs NumPyro (pip install 'partita[numpyro]')", err=True)
+        typer.echo("NUTS is left out: it needs NumPyro, of the extra numpyro", err=True)
     cells = study.cells(study.load(quick, data), study.QUICK if quick else study.FULL, names, seeds)
     charts = ["error", "nll", "variance"]
     shown = Study("Banana", keys=study.KEYS, charts=charts, pictures=lambda rows: [surfaces(rows), beliefs(rows)])

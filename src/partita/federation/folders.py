@@ -310,7 +310,7 @@ README = """\
 This folder is the server's. `for-sites/NAME` is the folder of one site: carry it there (it holds that site's private
 key) and delete it here.
 
-    pip install 'partita[flower]'
+    pip install '.[flower]'         # in a clone of Partita's repository, here and at every site
 
 At every site: put the table where `site.toml` says, then
 
