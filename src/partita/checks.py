@@ -54,6 +54,5 @@ def import_extra(module: str, package: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise MissingExtra(
-            f"{package} is not installed: it comes with the extra {extra}: pip install '.[{extra}]' in Partita's repository"
-        ) from None
+        how = f"pip install '.[{extra}]' in Partita's repository"
+        raise MissingExtra(f"{package} is not installed: it comes with the extra {extra}: {how}") from None
