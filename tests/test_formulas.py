@@ -174,6 +174,23 @@ def test_a_gaussian_in_full():
     assert intercept.split() == [row["name"], *(f"{row[key]:.4g}" for key in ("mean", "sd", "low", "high"))]
 
 
+def test_groups_with_long_numbers_stay_apart(tmp_path):
+    """As a file has them: numbers of seven digits, and more of them than a column may have levels."""
+    from partita.formulas.design import designed
+    from partita.formulas.tables import read_sites
+
+    patients = 1_234_000 + np.arange(1500)
+    table = pd.DataFrame(
+        {"y": np.arange(3000.0), "patient": np.repeat(patients, 2), "arm": np.tile([0.25, 1e7 + 1], 1500)}
+    )
+    table.to_csv(tmp_path / "north.csv", index=False)
+    sites = read_sites({"north": tmp_path / "north.csv", "south": table})
+    design, parts = designed("y ~ C(arm) + (1 | patient)", "gaussian", sites)
+    assert design.columns["arm"].levels == ("0.25", "10000001")
+    np.testing.assert_array_equal(parts["north"].group, np.repeat(np.arange(1500), 2))
+    np.testing.assert_array_equal(parts["south"].group, 1500 + np.repeat(np.arange(1500), 2))
+
+
 def test_contributions_and_calibration(bernoulli):
     rows = bernoulli.contributions()
     assert [row["site"] for row in rows] == list(SITES)

@@ -252,7 +252,6 @@ def test_a_problem_in_the_last_round_is_said_aloud():
     assert result.log_evidence == pytest.approx(-3)
 
 
-@pytest.mark.filterwarnings("ignore:the last round had a problem")
 def test_a_fit_that_learns_nothing_from_a_site_is_no_fit():
     prior = pt.families.Gaussian(np.zeros(1), np.eye(1))
     model = pt.Model(prior, lambda w, y: jnp.log(2.0 - y) * w[0] ** 2)

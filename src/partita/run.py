@@ -388,11 +388,11 @@ class Run:
             history.append(row)
             if journal is not None:
                 journal.add_row(event.fold, row)
-        if history and history[-1]["problem"] is not None:
-            warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
         said = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
         said |= dict.fromkeys(self.ledger.retired, 0.0)
         check_log_probs(said)
+        if history and history[-1]["problem"] is not None:
+            warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
         values = [said.get(site, math.nan) for site in range(self.ledger.sites)]
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(

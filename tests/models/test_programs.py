@@ -123,6 +123,30 @@ def test_local_variables_are_integrated_out():
     assert_allclose(found, exact, rtol=1e-9)
 
 
+def test_a_program_may_be_written_for_one_group():
+    """Groups then have any numbers, and none is looked at by the program of another."""
+
+    def of_one(group, y):
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("groups", 1):
+            own = numpyro.sample("own", dist.Normal(level, spread))
+        numpyro.sample("y", dist.Normal(own, 0.6), obs=y)
+
+    theta, order = np.array([0.3, -0.4]), np.random.default_rng(3).permutation(20)
+    found = []
+    for program, codes in ((intercepts, GROUP), (of_one, 1000 + 7 * GROUP)):
+        raw = (codes[order], Y[order])
+        model = pt.from_numpyro(program, ("group", "y"), local={"groups": "group"}, like=raw)
+        shard = model.shard(0, raw)
+        with precision(np.float64):
+            found.append(jax.jit(lambda t, m=model, s=shard: m.log_prob(t, s.data, {}))(theta))
+    assert_allclose(*found, rtol=1e-9)
+    model = pt.from_numpyro(of_one, ("group", "y"), local={"groups": "group"})
+    with pytest.raises(ShardError, match="group 1 is at site 0 too"):
+        pt.fit(model, [(GROUP[:6], Y[:6]), (GROUP[6:], Y[6:])])
+
+
 @pytest.fixture(scope="module")
 def grouped():
     model = pt.from_numpyro(intercepts, ("group", "y"), local={"groups": "group"})
@@ -255,6 +279,16 @@ def too_many(y):
         numpyro.sample("y", dist.Normal(own.sum(-1), 1), obs=y)
 
 
+def branches(y):
+    m = numpyro.sample("m", dist.Normal())
+    numpyro.sample("y", dist.Normal(m if m > 0 else 2 * m, 1), obs=y)
+
+
+def is_broken(y):
+    m = numpyro.sample("m", dist.Normal())
+    numpyro.sample("y", dist.Normal(m, {}["scale"]), obs=y)
+
+
 def looks_at_data(y):
     m = numpyro.sample("m", dist.Normal(0, 1 + y.max()))
     numpyro.sample("y", dist.Normal(m, 1), obs=y)
@@ -264,7 +298,9 @@ def looks_at_data(y):
     ("program", "words"),
     [
         (looks_at_data, "prior of m depends on data"),
-        (discrete, "discrete"),
+        (branches, "cannot be compiled: .*jnp.where"),
+        (is_broken, "does not run on 2 rows of data .*scale"),
+        (discrete, "model: which is discrete"),
         (with_param, "prior"),
         (with_batches, "subsample"),
         (scaled, "Weighted"),

@@ -48,11 +48,9 @@ def optimum(prior: MeanField) -> tuple[np.ndarray, np.ndarray]:
     return np.linalg.solve(P, flat(prior.precision_times_location) + A.T @ Y / NOISE**2), np.diag(P)
 
 
-def refined(solver, expectation=None, data=(X, Y)) -> tuple[MeanField, SolverInfo]:
+def refined(solver, expectation=None, shard=MODEL.shard(0, (X, Y))) -> tuple[MeanField, SolverInfo]:
     prior = cavity()
-    problem = LocalProblem(
-        MODEL, expectation or GaussNewton(), prior, MODEL.shard(0, data), {"noise": np.float32(NOISE)}
-    )
+    problem = LocalProblem(MODEL, expectation or GaussNewton(), prior, shard, {"noise": np.float32(NOISE)})
     start = MeanField.from_moments((Layer(np.zeros((3, 1), np.float32), np.zeros(1, np.float32)),), np.float32(0.1))
     return eqx.filter_jit(solver.refine)(problem, start, start / prior, key=jax.random.key(0))
 
@@ -92,9 +90,9 @@ def test_epochs_are_counted_in_mini_batches():
 
 
 def test_what_is_not_finite_is_reported_and_not_taken():
-    wild = X.copy()
-    wild[5, 1] = 1e30
-    q, info = refined(NaturalGradient(steps=4, batch_size=None), data=(wild, Y))
+    shard = MODEL.shard(0, (X, Y))
+    shard.data.X[5, 1] = 1e30
+    q, info = refined(NaturalGradient(steps=4, batch_size=None), shard=shard)
     assert Outcome(int(info.outcome)) is Outcome.NOT_FINITE
     assert info.steps == 1
     assert_allclose(flat(q.precision), 100, rtol=1e-4)  # where it started

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError
-from partita.formulas.tables import Column, agreed, conformed, described, example
+from partita.formulas.tables import Column, agreed, complete, conformed, described, example, labelled
 
 RANDOM_INTERCEPT = re.compile(r"\+?\s*\(\s*1\s*\|\s*([\w.]+)\s*\)")
 
@@ -126,14 +126,10 @@ class _Reader:
     group: str | None
 
     def rows(self, site: str, frame: Any) -> Rows:
-        needed = {**self.columns}
-        if self.group is not None:
-            if self.group not in frame.columns:
-                raise InputError(f"site {site}: has no column {self.group!r}, which names groups")
-            needed |= described(site, frame, [self.group], [self.group])
-        kept = conformed(frame, needed)
-        if not len(kept):
-            raise InputError(f"site {site}: no row has all of {', '.join(needed)}: leave the site out")
+        if self.group is not None and self.group not in frame.columns:
+            raise InputError(f"site {site}: has no column {self.group!r}, which names groups")
+        present = complete(site, frame, [*self.columns, *([] if self.group is None else [self.group])])
+        kept = conformed(present, self.columns)
         # What is not a number is told below.
         with np.errstate(all="ignore"):
             X = np.asarray(self.spec.get_model_matrix(kept), float)
@@ -146,7 +142,7 @@ class _Reader:
                     f"site {site}: the {what} gives numbers that are not finite, or too large: look for cells that "
                     "cannot be, log(0) or 1/0"
                 )
-        group = None if self.group is None else kept[self.group].cat.codes.to_numpy().astype(np.int32)
+        group = None if self.group is None else labelled(present[self.group])
         return Rows(X[:, inner], y, group, len(frame) - len(kept))
 
     def _target(self, site: str, kept: Any) -> np.ndarray:
@@ -175,9 +171,8 @@ def _number_groups(parts: dict[str, Rows]) -> None:
     before = 0
     for site, rows in parts.items():
         if rows.group is not None:
-            _, own = np.unique(rows.group, return_inverse=True)
-            parts[site] = Rows(rows.X, rows.y, (before + own).astype(np.int32), rows.missing)
-            before += int(own.max()) + 1
+            parts[site] = Rows(rows.X, rows.y, before + rows.group, rows.missing)
+            before += int(rows.group.max()) + 1
 
 
 def _moments(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -69,8 +69,7 @@ def regress(
     design, parts = designed(formula, family, frames)
     fitted, spare = _parted(parts, held_out, seed)
     shards = [_shard(design, rows) for rows in fitted.values()]
-    groups = 1 + max((int(rows.group.max()) for rows in fitted.values() if rows.group is not None), default=-1)
-    model = _model(design, prior_scale, groups)
+    model = _model(design, prior_scale)
     schedule = Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule
     result = fit(
         model,
@@ -109,7 +108,7 @@ def _shard(design: Design, rows: Rows) -> Any:
     return X, y
 
 
-def _model(design: Design, prior_scale: float, groups: int) -> AbstractModel:
+def _model(design: Design, prior_scale: float) -> AbstractModel:
     features = len(design.names)
     plain = {
         "gaussian": LinearRegression,
@@ -119,11 +118,12 @@ def _model(design: Design, prior_scale: float, groups: int) -> AbstractModel:
     if design.group is None and design.family in plain and features:
         kind: Any = plain[design.family]
         return kind(features=features, prior_scale=prior_scale, intercept=design.intercept)
-    program = _program(design.family, design.intercept, prior_scale, groups)
-    return from_numpyro(program, ("X", "group", "y"), local={"groups": "group"} if groups else None)
+    grouped = design.group is not None
+    program = _program(design.family, design.intercept, prior_scale, grouped)
+    return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)
 
 
-def _program(family: str, intercept: bool, prior_scale: float, groups: int) -> Any:
+def _program(family: str, intercept: bool, prior_scale: float, grouped: bool) -> Any:
     """The same regressions as a NumPyro program: with a negative binomial's size, noise, and groups."""
     import jax.numpy as jnp
     import numpyro
@@ -136,11 +136,10 @@ def _program(family: str, intercept: bool, prior_scale: float, groups: int) -> A
             f = X @ weights
         if intercept:
             f = f + numpyro.sample("intercept", dist.Normal(0, 10))
-        if groups:
+        if grouped:
             spread = numpyro.sample("spread", dist.HalfNormal(1))
-            with numpyro.plate("groups", groups):
-                own = numpyro.sample("own", dist.Normal(0, spread))
-            f = f + own[group]
+            with numpyro.plate("group", 1):
+                f = f + numpyro.sample("own", dist.Normal(0, spread))
         if family == "gaussian":
             numpyro.sample("y", dist.Normal(f, numpyro.sample("noise", dist.HalfNormal(1))), obs=y)
         elif family == "bernoulli":

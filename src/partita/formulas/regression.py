@@ -19,6 +19,8 @@ from partita.result import Result
 # What a coefficient's exponential is called.
 RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}
 LEVELS = (0.5, 0.8, 0.95)
+# Draws of so many rows' observations fit into memory.
+ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,19 +158,24 @@ class Regression:
         there; groups are taken as new ones.
         """
         rows = self.held_out or self.sites
-        parts = [self._predicted(part, draws, site_random(seed, site)) for site, part in rows.items()]
-        y = np.concatenate([part.y for part in rows.values()])
+        means, ranks = [], []
+        for site, part in rows.items():
+            rng = site_random(seed, site)
+            for start in range(0, len(part.y), ROWS_AT_ONCE):
+                piece = slice(start, start + ROWS_AT_ONCE)
+                drawn = self._predicted(part.X[piece], draws, rng)
+                means.append(drawn.mean(axis=0))
+                ranks.append(_ranks(drawn, part.y[piece]))
+        y, mean = np.concatenate([part.y for part in rows.values()]), np.concatenate(means)
         where = {"on": "rows that were held out" if self.held_out else "the rows that were fitted", "rows": len(y)}
         if self.design.family == "bernoulli":
-            p = np.concatenate([part.mean(axis=0) for part in parts])
-            both = np.column_stack([1 - p, p])
-            return {**where, **metrics.classification(both, y), "curve": _curve(p, y)}
-        ranks = np.concatenate([_ranks(part, rows_.y) for part, rows_ in zip(parts, rows.values(), strict=True)])
-        inside = {level: float(np.mean(np.abs(ranks - 0.5) <= level / 2)) for level in LEVELS}
-        mean = np.concatenate([part.mean(axis=0) for part in parts])
+            both = np.column_stack([1 - mean, mean])
+            return {**where, **metrics.classification(both, y), "curve": _curve(mean, y)}
+        off = np.abs(np.concatenate(ranks) - 0.5)
+        inside = {level: float(np.mean(off <= level / 2)) for level in LEVELS}
         return {**where, "rmse": float(np.sqrt(np.mean((mean - y) ** 2))), "inside": inside}
 
-    def _predicted(self, rows: Rows, draws: int, rng: np.random.Generator) -> np.ndarray:
+    def _predicted(self, X: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
         design, posterior = self.design, cast(Any, self.result.posterior)
         mean, covariance, _ = self._posterior
@@ -182,7 +189,7 @@ class Regression:
             beta = mean + widen[:, None] * rng.multivariate_normal(np.zeros(size), covariance, draws, method="cholesky")
         else:
             beta = rng.multivariate_normal(mean, covariance, draws, method="svd")
-        f = beta[:, : len(design.names)] @ rows.X.T + (beta[:, -1:] if design.intercept else 0.0)
+        f = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
         others = {name: np.exp(rng.normal(m, s, draws))[:, None] for name, m, s in self._logarithms()}
         if "spread" in others:
             f = f + design.target_unit * others["spread"] * rng.normal(size=f.shape)

@@ -113,11 +113,24 @@ def agreed(told: Mapping[str, Mapping[str, Column]]) -> dict[str, Column]:
     return columns
 
 
-def conformed(frame: Any, columns: Mapping[str, Column]) -> Any:
-    """A site's rows that miss nothing, with columns as agreed."""
+def complete(site: str, frame: Any, names: Sequence[str]) -> Any:
+    """A site's rows that miss nothing of what is needed."""
+    needed = list(dict.fromkeys(names))
+    kept = frame[needed].dropna()
+    if not len(kept):
+        raise InputError(f"site {site}: no row has all of {', '.join(needed)}: leave the site out")
+    return kept
+
+
+def labelled(column: Any) -> np.ndarray:
+    """The number of each row's label, from 0."""
+    return np.unique(np.array([_text(item) for item in column]), return_inverse=True)[1].astype(np.int32)
+
+
+def conformed(kept: Any, columns: Mapping[str, Column]) -> Any:
+    """Rows with columns as agreed."""
     import pandas
 
-    kept = frame[list(columns)].dropna()
     return pandas.DataFrame(
         {
             name: kept[name].astype(float)
@@ -145,12 +158,16 @@ def example(columns: Mapping[str, Column]) -> Any:
 
 
 def _text(item: Any) -> str:
-    return f"{item:g}" if isinstance(item, float | np.floating) else str(item)
+    """Numbers as they are written: a file's are floats here, and 3.0 is a frame's 3."""
+    if isinstance(item, float | np.floating):
+        return str(int(item)) if float(item).is_integer() else str(float(item))
+    return str(item)
 
 
 def _order(level: str) -> tuple[int, float, str]:
     """Numbers by size, then words."""
     try:
-        return (0, float(level), level)
+        number = float(level)
     except ValueError:
-        return (1, 0.0, level)
+        number = np.nan
+    return (0, number, level) if np.isfinite(number) else (1, 0.0, level)

@@ -209,7 +209,7 @@ def _tried(program: Callable, arrays: Mapping[str, np.ndarray]) -> dict[str, Sit
         return executed(program, arrays, lambda name: None, validate=True)
     except InputError:
         raise
-    except (TypeError, ValueError, IndexError) as error:
+    except Exception as error:
         raise InputError(
             f"model: does not run on {len(next(iter(arrays.values())))} rows of data ({error}): what it takes from "
             "elsewhere may not have a fixed number of rows"

@@ -66,11 +66,23 @@ class NumPyroModel(AbstractModel):
 
     def sized(self, like: Any) -> Self:
         """The same model for shards like this one. No data are kept."""
-        rows = self._arrays(0, like)
+        row = {name: array[:1] for name, array in self._arrays(0, like).items()}
         with precision(np.float64):
-            layout = laid_out(self.program, {name: array[:1] for name, array in rows.items()}, dict(self.local))
+            layout = laid_out(self.program, row, dict(self.local))
             location, scale, is_gaussian = self._base(layout)
-        return replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
+            sized = replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
+            sized._check_compiles(row)
+        return sized
+
+    def _check_compiles(self, row: Mapping[str, np.ndarray]) -> None:
+        numbers = jnp.zeros(self._sized().size), jnp.zeros(self._sized().local_size)
+        try:
+            jax.eval_shape(lambda params, own, row: self._rows(self.run(params, own, row)), *numbers, row)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise InputError(
+                f"model: runs, but cannot be compiled: use jax.numpy, and jnp.where instead of if ({reason})"
+            ) from error
 
     def _base(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, bool]:
         """A Gaussian in the place of the prior: its moments, and whether it is the prior."""
@@ -134,19 +146,19 @@ class NumPyroModel(AbstractModel):
     def _grouped(self, site: int, arrays: dict[str, np.ndarray], count: int) -> Shard:
         codes = arrays[self.local[0][1]].astype(np.int32) if self.local else np.arange(count, dtype=np.int32)
         length = self._sized().local[0].length
-        if self.local and (codes.min() < 0 or codes.max() >= length):
+        if length > 1 and (codes.min() < 0 or codes.max() >= length):
             raise ShardError(
                 site, self.local[0][1], f"groups are 0 to {length - 1}, got {codes.min()} to {codes.max()}"
             )
-        known, index, sizes = np.unique(codes, return_inverse=True, return_counts=True)
+        known, first, index, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
         most = self.group_rows or rounded(int(sizes.max()))
-        chosen, there = np.zeros((len(known), most), int), np.zeros((len(known), most), bool)
-        for number in range(len(known)):
-            rows = np.flatnonzero(index == number)
-            chosen[number] = rows[0]
-            chosen[number, : len(rows)], there[number, : len(rows)] = rows, True
+        # Group by group: each row's place in its own.
+        order = np.argsort(index, kind="stable")
+        place = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        chosen, there = np.repeat(first[:, None], most, axis=1), np.zeros((len(known), most), bool)
+        chosen[index[order], place], there[index[order], place] = order, True
         grouped = {name: array[chosen] for name, array in arrays.items()}
-        group = known if self.local else np.zeros(len(known), np.int32)
+        group = known if length > 1 else np.zeros(len(known), np.int32)
         return make_shard(Observed(grouped, there, group, np.zeros(len(known), bool)), np.ones(len(known)))
 
     def _arrays(self, site: int, raw: Any) -> dict[str, np.ndarray]:
@@ -338,7 +350,8 @@ def from_numpyro(
         data: names of the arguments that hold data, with one row per observation. Shards have them in this order.
         posterior: "full" covariances, or "mean-field".
         local: for each plate of groups, which of the arguments says what group a row belongs to. Their variables stay
-            at the site of the group, and are integrated out there. Variables in a plate over rows always do.
+            at the site of the group, and are integrated out there. Variables in a plate over rows always do. The
+            plate has as many groups as there are at all sites; or one, of a program that is written for one group.
         like: a shard to take shapes from; without it, the first of a run.
 
     Returns:
