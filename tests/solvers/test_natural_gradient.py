@@ -26,6 +26,7 @@ X = (GENERATOR.normal(size=(600, 3)) * [1.0, 0.5, 2.0]).astype(np.float32)
 X[:, 1] += 0.3 * X[:, 0]
 Y = (X @ [1.0, -2.0, 0.5] + 0.7 + NOISE * GENERATOR.normal(size=600)).astype(np.float32)
 MODEL = Network([3, 1], likelihood="gaussian", noise=NOISE)
+SHARD = MODEL.shard(0, (X, Y))
 
 
 def cavity() -> MeanField:
@@ -48,7 +49,7 @@ def optimum(prior: MeanField) -> tuple[np.ndarray, np.ndarray]:
     return np.linalg.solve(P, flat(prior.precision_times_location) + A.T @ Y / NOISE**2), np.diag(P)
 
 
-def refined(solver, expectation=None, shard=MODEL.shard(0, (X, Y))) -> tuple[MeanField, SolverInfo]:
+def refined(solver, expectation=None, shard=SHARD) -> tuple[MeanField, SolverInfo]:
     prior = cavity()
     problem = LocalProblem(MODEL, expectation or GaussNewton(), prior, shard, {"noise": np.float32(NOISE)})
     start = MeanField.from_moments((Layer(np.zeros((3, 1), np.float32), np.zeros(1, np.float32)),), np.float32(0.1))
