@@ -97,6 +97,17 @@ def test_a_batch_that_is_refused_leaves_the_stream_as_it_was(waves, fitted):
     assert np.all(np.isfinite(model.partial_fit(X[:20], y[:20]).predict(X[:5])))
 
 
+def test_verbose_fits_say_how_far_they_are(waves, capsys, monkeypatch):
+    monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
+    X, y = waves
+    StreamingGPRegressor(**CHEAP, batch_size=120, verbose=True).fit(X, y)
+    said = capsys.readouterr().err
+    assert "0 of 240, rows" in said
+    assert "240 of 240, rows" in said
+    StreamingGPRegressor(**CHEAP, batch_size=120).fit(X, y)
+    assert capsys.readouterr().err == ""
+
+
 def test_batches_that_are_hardly_there():
     model = StreamingGPRegressor()
     model.partial_fit(np.array([[1.0, 5.0]]), [3.0])

@@ -189,6 +189,19 @@ def test_saved_classifiers_know_their_classes_and_what_was_not_kept(tmp_path):
     assert np.isnan(pt.load(tmp_path / "without").log_evidence)
 
 
+def test_verbose_fits_say_how_far_they_are(capsys, monkeypatch):
+    monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
+    X, y = CANCER
+    for verbose in (False, True):
+        model = pt.PartitionedClassifier(schedule=pt.schedules.Synchronous(rounds=3), verbose=verbose)
+        model.fit(X, y, groups=SITES)
+        said = capsys.readouterr().err
+        assert ("round 1 of 3" in said) == verbose
+        assert ("round 3 of 3" in said) == verbose
+    model.partial_fit(X[:50], y[:50])
+    assert "round" in capsys.readouterr().err
+
+
 def test_bad_input(fitted):
     with pytest.raises(InputError, match="groups: expected one entry per row, 569"):
         pt.PartitionedClassifier().fit(*CANCER, groups=[1, 2])

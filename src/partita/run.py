@@ -211,6 +211,7 @@ def partial_fit(
     hyper: LearnHyper | None = None,
     start: Family | None = None,
     seed: int = 0,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """One more batch of a stream: the posterior so far is its prior, and its data need not be kept.
 
@@ -228,6 +229,7 @@ def partial_fit(
         "hyper": hyper,
         "start": start,
         "seed": seed,
+        "callbacks": callbacks,
     }
     if not isinstance(state, Result):
         return fit(state, [shard], **settings)

@@ -26,7 +26,7 @@ from partita.schedules import Schedule, Synchronous
 from partita.shards import check_rows
 from partita.solvers import Solver
 from partita.storage import read_arrays, write_arrays
-from partita.telemetry import plain
+from partita.telemetry import Progress, plain
 
 
 class Part(NamedTuple):
@@ -73,6 +73,7 @@ class _Partitioned(BaseEstimator):
         damping: float | str | Damping = "auto",
         standardise: bool = True,
         random_state: int = 0,
+        verbose: bool = False,
     ):
         self.hidden = hidden
         self.prior_scale = prior_scale
@@ -82,6 +83,7 @@ class _Partitioned(BaseEstimator):
         self.damping = damping
         self.standardise = standardise
         self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """One posterior from all sites; rows with the same entry of `groups` are at the same one."""
@@ -107,7 +109,12 @@ class _Partitioned(BaseEstimator):
             hyper=self._hyper(),
             factors=factors,
             seed=self._seed,
+            callbacks=self._callbacks,
         )
+
+    @property
+    def _callbacks(self) -> list[Progress]:
+        return [Progress()] if self.verbose else []
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, **more: Any) -> tuple[Any, Any, Any]:
         first = not hasattr(self, "result_")
@@ -132,6 +139,7 @@ class _Partitioned(BaseEstimator):
             damping=self.damping,
             hyper=self._hyper(rows=sum(part.weight for part in self._parts)),
             seed=self._seed,
+            callbacks=self._callbacks,
         )
         self._parts = [*self._parts, Part(len(self._parts), int(used.sum()), float(weights.sum()))]
         self._data = None
@@ -326,6 +334,7 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         damping: the share of a proposed change that is taken.
         standardise: inputs, by their means and deviations; a stream keeps those of its first batch.
         random_state: with the same one, the same result.
+        verbose: show how far a fit is.
     """
 
     _remembered = ("classes_",)

@@ -19,7 +19,7 @@ from partita.gp.stream import Affine, Hyper, Learning, Stream
 from partita.runtime import precision
 from partita.shards import check_rows
 from partita.storage import read_arrays, write_arrays
-from partita.telemetry import plain
+from partita.telemetry import Progress, plain
 
 # Draws of the hyperparameters that predictions average over.
 DRAWS = 16
@@ -85,6 +85,7 @@ class _StreamingGP(BaseEstimator):
         standardise: bool = True,
         keep_factors: bool = False,
         random_state: int = 0,
+        verbose: bool = False,
     ):
         self.kernel = kernel
         self.likelihood = likelihood
@@ -102,6 +103,7 @@ class _StreamingGP(BaseEstimator):
         self.standardise = standardise
         self.keep_factors = keep_factors
         self.random_state = random_state
+        self.verbose = verbose
 
     def _gp(self) -> SparseGP:
         kernel = kernels.SquaredExponential() if self.kernel is None else self.kernel
@@ -248,8 +250,11 @@ class _StreamingGP(BaseEstimator):
         X, y = self._checked(X, y, first=True)
         self._gp().likelihood.check(y)
         self._begin(X.shape[1], y.shape[1])
-        for start in range(0, len(X), self.batch_size):
-            self._absorb(X[start : start + self.batch_size], y[start : start + self.batch_size])
+        with Progress(quiet=not self.verbose) as progress:
+            for start in range(0, len(X), self.batch_size):
+                progress.show(start, len(X), "rows")
+                self._absorb(X[start : start + self.batch_size], y[start : start + self.batch_size])
+            progress.show(len(X), len(X), "rows")
         return self
 
     def save(self, path: str | os.PathLike) -> None:
@@ -340,6 +345,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         standardise: whether the estimator scales inputs and targets.
         keep_factors: keep every batch's own factor, for `forget` and `revisit`.
         random_state: a whole number; the same one gives the same result.
+        verbose: show how far `fit` is.
 
     >>> X = np.linspace(0, 1, 20)[:, None]
     >>> model = StreamingGPRegressor(points_per_batch=5, steps=20).partial_fit(X[:10], np.sin(6 * X[:10, 0]))
