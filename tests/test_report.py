@@ -27,7 +27,7 @@ from partita.report import Chart, Curve, Report, live, write_report
 from partita.report.charts import COLOURS, ON_DARK, bars
 from partita.report.follower import Follower, Sample
 from partita.report.live import served
-from partita.report.measures import calibration, read_measures, write_measures
+from partita.report.measures import Measures, calibration, read_measures, write_measures
 from partita.report.page import MOST_ROWS, columns
 from partita.report.posterior import intervals, name_of
 from partita.report.terminal import view, watch
@@ -156,14 +156,18 @@ def test_long_histories_are_thinned_evenly():
 def test_calibration_of_classes_and_of_intervals(tmp_path):
     result = fit(tmp_path)
     result.save(tmp_path / "result.safetensors")
-    write_measures(tmp_path, result, (X, Y))
-    scores, found = read_measures(tmp_path, 4)
+    write_measures(tmp_path, result, (X, Y), ["age", "dose"])
+    measured = read_measures(tmp_path, 4)
+    scores, found = measured.scores, measured.calibration
     assert found.claimed[9] == pytest.approx(0.5)
     assert abs(np.subtract(found.claimed, found.found)).max() < 0.15
     assert scores["smse"] < 0.15
     # Noise that is taken for ten times smaller than it is.
     assert max(calibration(replace(result, hyper={**result.hyper, "noise": 0.03}), X, Y).found) < 0.5
-    assert read_measures(tmp_path, 5) == ({}, None)
+    assert read_measures(tmp_path, 5) == Measures()
+    follower = Follower(tmp_path)
+    follower.read()
+    assert list(follower.pictures()[-1].figure.data[0].y) == ["intercept", "dose", "age"]
     (tmp_path / "measures.json").write_text("{")
     with pytest.raises(CorruptStorage, match="can be deleted"):
         read_measures(tmp_path, 4)

@@ -93,7 +93,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Fit the model that a file describes, keep the run in a folder, and write its report."""
-    from partita.config import build_model, load_data, read_config
+    from partita.config import build_model, feature_names, load_data, read_config
     from partita.datasets import split
     from partita.predictive import expected_response
     from partita.report.measures import write_measures
@@ -130,8 +130,9 @@ def run(
             resume=resume,
             callbacks=(every, progress, look),
         )
+        # First, because whoever watches looks for them when there is a result.
+        write_measures(folder, result, test, feature_names(wanted, config.parent))
         result.save(folder / "result.safetensors")
-        write_measures(folder, result, test)
     finish(folder, json)
 
 
@@ -508,7 +509,8 @@ def followed(folder: Path) -> Any:
     if not (folder / FEDERATION).is_file():
         return Follower(folder)
     server = read_server(folder)
-    return Follower(server.run, server.sites, f"Federation {server.path.name}")
+    features = server.recipe.columns.features
+    return Follower(server.run, server.sites, f"Federation {server.path.name}", features)
 
 
 def finish(folder: Path, json: bool) -> None:

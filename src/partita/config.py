@@ -273,6 +273,13 @@ def load_data(config: Config, folder: Path) -> tuple[tuple, tuple]:
     return train, test
 
 
+def feature_names(config: Config, folder: Path) -> list[str]:
+    """What a file's columns of inputs are called; nothing, where data have no names."""
+    if config.data.path is None:
+        return []
+    return [name for name in datasets.read_header(folder / config.data.path) if name != config.data.target]
+
+
 def _read(data: Data, folder: Path, seed: int) -> tuple[tuple, tuple]:
     if (data.name is None) == (data.path is None):
         raise ConfigError("[data]: give either a name or a path")

@@ -3,6 +3,7 @@
 import csv
 import os
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -76,6 +77,25 @@ def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
     return np.delete(table, column, axis=1), table[:, column]
 
 
+def read_header(path: Path) -> list[str]:
+    """The names of a CSV file's columns."""
+    return _read_rows(path, most=1)[0]
+
+
+def _read_rows(path: Path, most: int | None = None) -> list[list[str]]:
+    """The header and the rows of a CSV file, as text."""
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            rows = list(islice((row for row in csv.reader(stream) if row), most))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file with a header ({error})") from None
+    if not rows:
+        raise InputError(f"{path}: not a CSV file with a header (it is empty)")
+    return rows
+
+
 def read_columns(
     path: Path, columns: Sequence[str] | None = None, needed: Sequence[str] = ()
 ) -> tuple[list[str], np.ndarray]:
@@ -83,13 +103,7 @@ def read_columns(
 
     Other columns may hold anything.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            header, *rows = [row for row in csv.reader(stream) if row]
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (ValueError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file with a header ({error})") from None
+    header, *rows = _read_rows(path)
     wanted = header if columns is None else list(columns)
     for name in (*wanted, *needed):
         if name not in header:

@@ -81,11 +81,13 @@ class Follower:
         folder: of the run, which need not have begun.
         names: of sites, if they have any.
         title: of the report.
+        features: names of inputs, if they are known here.
     """
 
     folder: Path
     names: Sequence[str] = ()
     title: str = ""
+    features: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.title = self.title or f"Run {self.folder.resolve().name}"
@@ -176,7 +178,8 @@ class Follower:
             self._contributions, self._pictures = (), []
         else:
             self._contributions = result.contributions().tolist()
-            picture = posterior_picture(result)
+            features = self.features or read_measures(self.folder, self._finished).features
+            picture = posterior_picture(result, features)
             self._pictures = [] if picture is None else [picture]
         return True
 
@@ -220,7 +223,7 @@ class Follower:
         scored: Row = max(self._measured, key=lambda row: row["fold"], default={})
         scores = {name: scored[name] for name in SCORES if name in scored}
         if self.has_result:
-            scores |= read_measures(self.folder, self._finished)[0]
+            scores |= read_measures(self.folder, self._finished).scores
         return {
             "run": self.folder.resolve().name,
             **scores,
@@ -273,7 +276,7 @@ class Follower:
             if values and max(values) > min(values):
                 found.append(bars(title, words, name, names, values))
         if self.has_result:
-            measured = read_measures(self.folder, self._finished)[1]
+            measured = read_measures(self.folder, self._finished).calibration
             found += [calibration_picture({self.folder.resolve().name: measured})] if measured else []
             found += self._pictures
         return found

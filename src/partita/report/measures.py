@@ -2,7 +2,8 @@
 
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,16 @@ def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> Calibration:
     return Calibration(confidence.tolist(), accuracy.tolist(), share.tolist())
 
 
-def write_measures(folder: Path, result: Result, test: tuple[Any, Any]) -> None:
+@dataclass(frozen=True)
+class Measures:
+    """What a result is worth on a test set, and what its inputs are called; nothing, if nothing is known."""
+
+    scores: Row = field(default_factory=dict)
+    calibration: Calibration | None = None
+    features: Sequence[str] = ()
+
+
+def write_measures(folder: Path, result: Result, test: tuple[Any, Any], features: Sequence[str] = ()) -> None:
     """What a finished run's result is worth on its test set, in `measures.json`."""
     model: Any = result.model
     found = calibration(result, *test)
@@ -47,19 +57,21 @@ def write_measures(folder: Path, result: Result, test: tuple[Any, Any]) -> None:
         "fold": result.history[-1]["fold"],
         "scores": model.score(expected_response(model, result.posterior, test[0]), test[1]),
         "calibration": None if found is None else asdict(found),
+        "features": list(features),
     }
     write_text(folder / "measures.json", to_json(row))
 
 
-def read_measures(folder: str | os.PathLike, fold: int) -> tuple[Row, Calibration | None]:
-    """Scores and calibration of the result after this fold; nothing, if there are none."""
+def read_measures(folder: str | os.PathLike, fold: int) -> Measures:
+    """Of the result after this fold."""
     path = Path(folder) / "measures.json"
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         if row["fold"] != fold:
-            return {}, None
-        return row["scores"], None if row["calibration"] is None else Calibration(**row["calibration"])
+            return Measures()
+        calibrated = None if row["calibration"] is None else Calibration(**row["calibration"])
+        return Measures(row["scores"], calibrated, row.get("features", ()))
     except FileNotFoundError:
-        return {}, None
+        return Measures()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing else is lost") from None

@@ -1,5 +1,6 @@
 """Intervals of a posterior's parameters, whatever its family."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,13 +18,13 @@ from partita.runtime import precision
 DRAWS, MOST_DRAWN = 1000, 5000
 
 
-def posterior_picture(result: Result) -> Picture | None:
-    """95 % intervals of the parameters; None of very many that are not Gaussian."""
+def posterior_picture(result: Result, features: Sequence[str] = ()) -> Picture | None:
+    """95 % intervals of the parameters; None of very many that are not Gaussian. Features may have names."""
     found = intervals(result.posterior)
     if found is None:
         return None
     tree, low, middle, high = found
-    return interval_picture(lambda place: name_of(result.model, tree, place), low, middle, high)
+    return interval_picture(lambda place: name_of(result.model, tree, place, features), low, middle, high)
 
 
 def intervals(posterior: Family) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray] | None:
@@ -47,12 +48,13 @@ def _flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def name_of(model: AbstractModel, tree: Any, place: int) -> str:
+def name_of(model: AbstractModel, tree: Any, place: int, features: Sequence[str] = ()) -> str:
     """What a parameter is called: a weight of a linear model, or where it is in its tree."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     if isinstance(model, LinearPredictor) and place < model.outputs * model.columns:
         output, column = divmod(place, model.columns)
-        name = f"weight {column}" if column < model.features else "intercept"
+        known = len(features) == model.features
+        name = "intercept" if column >= model.features else features[column] if known else f"weight {column}"
         return f"class {output}, {name}" if model.outputs > 1 else name
     for path, leaf in leaves:
         size = int(np.prod(leaf.shape))
