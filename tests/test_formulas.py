@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 import partita as pt
 from partita.cli import app
 from partita.errors import InputError
+from partita.formulas.design import designed
+from partita.formulas.tables import read_sites
 
 
 def simulated(rows=400):
@@ -174,11 +176,27 @@ def test_a_gaussian_in_full():
     assert intercept.split() == [row["name"], *(f"{row[key]:.4g}" for key in ("mean", "sd", "low", "high"))]
 
 
+def test_columns_may_have_any_name():
+    sites = {name: part.assign(**{"ward no": np.arange(len(part)) % 3}) for name, part in SITES.items()}
+    design, _ = designed("score ~ age + C(`ward no`)", "gaussian", sites)
+    assert design.names == ("age", "C(`ward no`)[T.1]", "C(`ward no`)[T.2]")
+    design, parts = designed("score ~ age + (1 | `ward no`)", "gaussian", sites)
+    assert (design.names, design.group) == (("age",), "ward no")
+    assert len(np.unique(parts["hospital 2"].group)) == 3
+
+
+@pytest.mark.parametrize(("target", "family"), [("score", "gaussian"), ("ill", "bernoulli"), ("visits", "poisson")])
+def test_an_intercept_alone(target, family):
+    (row,) = pt.regress(f"{target} ~ 1", SITES, family=family).coefficients()
+    y = (TABLE[target] == "yes") * 1 if family == "bernoulli" else TABLE[target]
+    known = {"gaussian": sm.families.Gaussian(), "bernoulli": sm.families.Binomial(), "poisson": sm.families.Poisson()}
+    fitted = sm.GLM(y, np.ones(len(y)), family=known[family]).fit()
+    assert abs(row["mean"] - fitted.params.iloc[0]) < 0.1 * fitted.bse.iloc[0]
+    assert 0.97 < row["sd"] / fitted.bse.iloc[0] < 1.03
+
+
 def test_groups_with_long_numbers_stay_apart(tmp_path):
     """As a file has them: numbers of seven digits, and more of them than a column may have levels."""
-    from partita.formulas.design import designed
-    from partita.formulas.tables import read_sites
-
     patients = 1_234_000 + np.arange(1500)
     table = pd.DataFrame(
         {"y": np.arange(3000.0), "patient": np.repeat(patients, 2), "arm": np.tile([0.25, 1e7 + 1], 1500)}
@@ -214,6 +232,8 @@ def test_arviz(bernoulli):
     [
         ("score ~ scale(age)", "gaussian", "depends on all data"),
         ("score ~ weight", "gaussian", "has no column 'weight'"),
+        ("score ~ C(np.floor(age))", "gaussian", r"C\(\) takes a column"),
+        ("visits ~ arm + offset(log(age))", "poisson", "offsets are not known"),
         ("score ~ age + (age | clinic)", "gaussian", "random intercept"),
         ("score", "gaussian", "something like"),
         ("score ~ age +* arm", "gaussian", "something like"),

@@ -10,7 +10,10 @@ import numpy as np
 from partita.errors import InputError
 from partita.formulas.tables import Column, agreed, complete, conformed, described, example, labelled
 
-RANDOM_INTERCEPT = re.compile(r"\+?\s*\(\s*1\s*\|\s*([\w.]+)\s*\)")
+# A column's name, in backticks if it is not a plain one.
+NAME = r"(`[^`]+`|[\w.]+)"
+RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
+CATEGORICAL = re.compile(rf"\bC\(\s*{NAME}\s*[,)]")
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     except (FormulaicError, AttributeError, SyntaxError):
         raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r}") from None
     _check_transforms(fixed)
-    categorical = re.findall(r"\bC\(\s*([\w.]+)", fixed)
+    categorical = _categorical(fixed)
     told = {site: described(site, frame, names, categorical) for site, frame in frames.items()}
     columns = agreed(told)
     try:
@@ -88,6 +91,14 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     return design, parts
 
 
+def _categorical(formula: str) -> list[str]:
+    """The columns whose numbers stand for levels."""
+    names = CATEGORICAL.findall(formula)
+    if len(names) < len(re.findall(r"\bC\(", formula)):
+        raise InputError("formula: C() takes a column, whose levels all sites tell: make what it holds a column first")
+    return [name.strip("`") for name in names]
+
+
 def _check_transforms(formula: str) -> None:
     """Refuse those that take numbers from the data, such as their mean."""
     from formulaic.transforms import TRANSFORMS
@@ -96,6 +107,10 @@ def _check_transforms(formula: str) -> None:
         name for name, one in TRANSFORMS.items() if getattr(one, "__is_stateful_transform__", False) and name != "C"
     ]
     for name in re.findall(r"\b(\w+)\(", formula):
+        if name == "offset":
+            raise InputError(
+                "formula: offsets are not known: an exposure n is a column, log(n), whose coefficient is learnt"
+            )
         if name in of_data:
             raise InputError(
                 f"formula: {name}() depends on all data, which nobody has: use numbers, such as I((age - 50) / 10)"
@@ -112,7 +127,7 @@ def _read_formula(formula: str) -> tuple[str, str | None]:
         raise InputError(f"formula: of terms with |, only one random intercept (1 | group) is known; got {formula!r}")
     if not fixed.split("~")[1].strip(" +"):
         fixed = fixed.split("~")[0] + "~ 1"
-    return fixed, (groups[0] if groups else None)
+    return fixed, (groups[0].strip("`") if groups else None)
 
 
 @dataclass(frozen=True)

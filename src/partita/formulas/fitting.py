@@ -14,7 +14,14 @@ from partita.errors import InputError
 from partita.formulas.design import Design, Rows, designed
 from partita.formulas.regression import Regression, site_random
 from partita.formulas.tables import read_sites
-from partita.models import AbstractModel, LinearRegression, LogisticRegression, PoissonRegression, from_numpyro
+from partita.models import (
+    AbstractModel,
+    LinearRegression,
+    LogisticRegression,
+    NumPyroModel,
+    PoissonRegression,
+    from_numpyro,
+)
 from partita.run import fit
 from partita.schedules import Schedule, Synchronous
 from partita.telemetry import Callback
@@ -68,8 +75,8 @@ def regress(
     frames = read_sites(sites)
     design, parts = designed(formula, family, frames)
     fitted, spare = _parted(parts, held_out, seed)
-    shards = [_shard(design, rows) for rows in fitted.values()]
     model = _model(design, prior_scale)
+    shards = [_shard(design, model, rows) for rows in fitted.values()]
     schedule = Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule
     result = fit(
         model,
@@ -101,10 +108,10 @@ def _parted(parts: Mapping[str, Rows], share: float, seed: int) -> tuple[dict[st
     return fitted, {site: rows for site, rows in spare.items() if len(rows.y)}
 
 
-def _shard(design: Design, rows: Rows) -> Any:
+def _shard(design: Design, model: AbstractModel, rows: Rows) -> Any:
     X, y = design.inputs(rows.X), design.targets(rows.y)
-    if design.family == "negative binomial" or rows.group is not None:
-        return (X, np.zeros(len(y), np.int32) if rows.group is None else rows.group, y)
+    if isinstance(model, NumPyroModel):
+        return X, np.zeros(len(y), np.int32) if rows.group is None else rows.group, y
     return X, y
 
 
