@@ -3,6 +3,7 @@
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
@@ -248,23 +249,37 @@ class Model(AbstractModel):
 
     def _check_log_prob(self, site: int, data: Any, rows: int) -> None:
         """That the function takes a site's data, before anything is compiled."""
-        with precision(self.dtype):
-            prior, key = self.natural_prior({}), jax.random.key(0)
-            try:
-                found = jax.eval_shape(lambda rows: self.log_prob(prior.sample(key), rows, self.hyper), data)
-            except Exception as error:
-                reason = str(error).strip().partition("\n")[0]
-                advice = "it has to be made of JAX operations, for parameters and data of these shapes"
-                raise ShardError(
-                    site, "log_prob", f"does not run: {advice} ({type(error).__name__}: {reason})"
-                ) from error
-        shape = getattr(found, "shape", None)
+        try:
+            with precision(self.dtype):
+                shape = _shape_of(self.function, self.initial_hyper, _like(self.natural_prior({})), _like(data))
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            advice = "it has to be made of JAX operations, for parameters and data of these shapes"
+            raise ShardError(site, "log_prob", f"does not run: {advice} ({type(error).__name__}: {reason})") from error
         if shape != (rows,):
             raise ShardError(site, "log_prob", f"expected one number per row, {(rows,)}, got {shape}")
 
     @property
     def dtype(self) -> np.dtype:
         return self.natural_prior({}).dtype
+
+
+def _like(tree: Any) -> tuple[Any, tuple]:
+    """What a tree of arrays looks like, without their numbers."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in leaves)
+
+
+@lru_cache(maxsize=256)
+def _shape_of(function: Callable, hyper: tuple, prior: tuple[Any, tuple], data: tuple[Any, tuple]) -> Any:
+    """The shape of what a log likelihood gives. Many sites look alike."""
+    q, rows = (
+        jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+        for structure, leaves in (prior, data)
+    )
+    more = (dict(hyper),) if hyper else ()
+    found = jax.eval_shape(lambda q, rows: function(q.sample(jax.random.key(0)), rows, *more), q, rows)
+    return getattr(found, "shape", None)
 
 
 class Weighted(eqx.Module):
