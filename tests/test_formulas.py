@@ -15,6 +15,7 @@ import partita as pt
 from partita.cli import app
 from partita.errors import InputError
 from partita.formulas.design import designed
+from partita.formulas.fitting import _digest, _parted
 from partita.formulas.tables import read_sites
 
 
@@ -174,6 +175,16 @@ def test_a_gaussian_in_full():
     assert head.split() == ["mean", "sd", "2.5", "%", "97.5", "%"]
     row = found.coefficients()[0]
     assert intercept.split() == [row["name"], *(f"{row[key]:.4g}" for key in ("mean", "sd", "low", "high"))]
+
+
+def test_the_same_rows_are_held_out_whatever_the_formula_is():
+    sites = {name: part.assign(ward=np.arange(len(part)) // 2) for name, part in SITES.items()}
+    digests = set()
+    for formula in ("score ~ age", "score ~ arm + (1 | ward)"):
+        fitted, spare = _parted(designed(formula, "gaussian", sites)[1], 0.4, 1)
+        assert sum(len(rows.y) for rows in (*fitted.values(), *spare.values())) == len(TABLE)
+        digests.add(_digest(fitted))
+    assert len(digests) == 1
 
 
 def test_columns_may_have_any_name():

@@ -93,15 +93,14 @@ def regress(
 
 
 def _parted(parts: Mapping[str, Rows], share: float, seed: int) -> tuple[dict[str, Rows], dict[str, Rows]]:
-    """What is fitted of each site, and what is held out; every group keeps a row."""
+    """What is fitted of each site, at least a row, and what is held out: the same rows, whatever the formula is."""
     if share == 0:
         return dict(parts), {}
     fitted: dict[str, Rows] = {}
     spare: dict[str, Rows] = {}
     for site, rows in parts.items():
         out = site_random(seed, site).random(len(rows.y)) < share
-        first = np.unique(rows.group, return_index=True)[1] if rows.group is not None else np.array([0])
-        out[first] = False
+        out[0] = False
         for chosen, kept in ((fitted, ~out), (spare, out)):
             group = None if rows.group is None else rows.group[kept]
             chosen[site] = Rows(rows.X[kept], rows.y[kept], group, rows.missing)
