@@ -33,6 +33,8 @@ from partita.storage import Journal, describe, reached
 from partita.telemetry import Callback, Event
 
 BUDGETS = ("passes", "rounds", "updates")
+# Of what sites propose: if less can be taken, the run goes nowhere.
+STALLED = 1e-3
 
 
 def fit(
@@ -559,9 +561,14 @@ def _folded(
             _step_hyper(run.learner, ledger)
     change = run.moved(before)
     evidence.folded(sites, expected, change)
-    board.returned(sites, ledger.version, change)
     outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
     problems = [f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
+    if damping.share > 0 and accepted < STALLED:
+        problems.append(
+            f"more than {accepted:.1g} of what sites propose would not leave the posterior proper: begin nearer to the "
+            "answer (start=…), narrow the prior, or scale the data"
+        )
+    board.returned(sites, ledger.version, change, stalled=bool(problems))
     for site, share in zip(sites, trusted, strict=True):
         if share < 1:
             problems.append(f"site {site}: its update goes too far, {share:.1g} of it was taken")

@@ -40,8 +40,9 @@ class Board:
             del self.idle[site]
             self.outstanding[site] = self.version
 
-    def returned(self, sites: Iterable[int], version: int, change: float) -> None:
-        self.version, self.moved = version, change
+    def returned(self, sites: Iterable[int], version: int, change: float, stalled: bool = False) -> None:
+        """A fold: whether it is one that could not be taken, and says nothing of whether there is more to come."""
+        self.version, self.moved = version, float("inf") if stalled else change
         for site in sites:
             del self.outstanding[site]
             self.idle[site] = None

@@ -13,6 +13,7 @@ from partita.formulas.tables import Column, agreed, complete, conformed, describ
 # A column's name, in backticks if it is not a plain one.
 NAME = r"(`[^`]+`|[\w.]+)"
 RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
+COUNTS = ("poisson", "negative binomial")
 CATEGORICAL = re.compile(rf"\bC\(\s*{NAME}\s*[,)]")
 
 
@@ -20,8 +21,8 @@ CATEGORICAL = re.compile(rf"\bC\(\s*{NAME}\s*[,)]")
 class Design:
     """What all sites agree on before they fit: columns, their levels and units, and how the formula reads them.
 
-    Sites have told which levels their columns have, how many rows and groups there are, and sums of columns and their
-    squares.
+    Sites have told which levels their columns have, how many rows and groups there are, and means of columns and of
+    squares around them.
     """
 
     formula: str
@@ -37,6 +38,8 @@ class Design:
     unit: np.ndarray = field(repr=False)
     target_centre: float = 0.0
     target_unit: float = 1.0
+    # Of counts.
+    mean_count: float | None = None
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
         return (X - self.centre) / self.unit
@@ -81,13 +84,23 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     found = [name for name in spec.column_names if name != "Intercept"]
     intercept = "Intercept" in spec.column_names
     mean, deviation = _moments([rows.X for rows in parts.values()])
-    centre = mean if intercept else np.zeros_like(mean)
-    unit = np.where(deviation > 1e-12 * np.maximum(np.abs(mean), 1), deviation, 1.0)
-    middle, size = 0.0, 1.0
-    if family == "gaussian":
-        target_mean, target_deviation = _moments([rows.y[:, None] for rows in parts.values()])
-        middle, size = (float(target_mean[0]) if intercept else 0.0), float(target_deviation[0]) or 1.0
-    design = Design(formula, family, group, columns, spec, left, tuple(found), intercept, centre, unit, middle, size)
+    target_mean, target_deviation = _moments([rows.y[:, None] for rows in parts.values()])
+    is_gaussian = family == "gaussian"
+    design = Design(
+        formula,
+        family,
+        group,
+        columns,
+        spec,
+        left,
+        tuple(found),
+        intercept,
+        centre=mean if intercept else np.zeros_like(mean),
+        unit=_unit(mean, deviation),
+        target_centre=float(target_mean[0]) if is_gaussian and intercept else 0.0,
+        target_unit=float(_unit(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
+        mean_count=float(target_mean[0]) if family in COUNTS else None,
+    )
     return design, parts
 
 
@@ -176,7 +189,7 @@ class _Reader:
         y = y[:, 0]
         if self.family == "bernoulli" and not np.all(np.isin(y, (0, 1))):
             raise InputError(f"site {site}: target {name!r} has to be 0 or 1 for bernoulli")
-        if self.family in ("poisson", "negative binomial") and (np.any(y < 0) or np.any(y != np.floor(y))):
+        if self.family in COUNTS and (np.any(y < 0) or np.any(y != np.floor(y))):
             raise InputError(f"site {site}: target {name!r} has to be a count for {self.family}")
         return y
 
@@ -191,8 +204,15 @@ def _number_groups(parts: dict[str, Rows]) -> None:
 
 
 def _moments(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of columns, from every site's number of rows, sums, and sums of squares."""
-    told = [(len(a), a.sum(axis=0), (a**2).sum(axis=0)) for a in arrays]
-    n, total, squares = (sum(numbers) for numbers in zip(*told, strict=True))
-    mean: Any = total / n
-    return mean, np.sqrt(np.maximum(squares / n - mean**2, 0))
+    """Mean and deviation of columns, from every site's number of rows, means, and squares around them (Chan, 1983)."""
+    told = [(len(a), a.mean(axis=0), ((a - a.mean(axis=0)) ** 2).sum(axis=0)) for a in arrays]
+    n = sum(rows for rows, _, _ in told)
+    mean: Any = sum(rows * own for rows, own, _ in told) / n
+    squares = sum(own_squares + rows * (own - mean) ** 2 for rows, own, own_squares in told)
+    return mean, np.sqrt(squares / n)
+
+
+def _unit(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """The deviation; of columns that do not vary, their size, or one."""
+    size = np.where(mean != 0, np.abs(mean), 1.0)
+    return np.where(deviation > 1e-12 * np.abs(mean), deviation, size)

@@ -11,6 +11,7 @@ from partita.checks import check_positive, import_extra
 from partita.damping import Damping
 from partita.engines import Engine
 from partita.errors import InputError
+from partita.families import Family, Gaussian
 from partita.formulas.design import Design, Rows, designed
 from partita.formulas.regression import Regression, site_random
 from partita.formulas.tables import read_sites
@@ -63,7 +64,7 @@ def regress(
         callbacks: called with every event: `[pt.telemetry.Progress()]` shows how far it is.
 
     A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
-    levels their columns have, how many rows and groups there are, and sums of columns and of their squares.
+    levels their columns have, how many rows and groups there are, and means of columns and of squares around them.
     """
     for module, package in (("formulaic", "formulaic"), ("polars", "polars"), ("numpyro", "NumPyro")):
         import_extra(module, package, "formulas")
@@ -77,6 +78,8 @@ def regress(
     fitted, spare = _parted(parts, held_out, seed)
     model = _model(design, prior_scale)
     shards = [_shard(design, model, rows) for rows in fitted.values()]
+    if isinstance(model, NumPyroModel):
+        model = model.sized(shards[0])
     schedule = Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule
     result = fit(
         model,
@@ -84,6 +87,7 @@ def regress(
         schedule=schedule,
         damping=damping,
         engine=engine,
+        start=_start(design, model),
         run_dir=run_dir,
         resume=resume,
         seed=seed,
@@ -127,6 +131,17 @@ def _model(design: Design, prior_scale: float) -> AbstractModel:
     grouped = design.group is not None
     program = _program(design.family, design.intercept, prior_scale, grouped)
     return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)
+
+
+def _start(design: Design, model: AbstractModel) -> Family | None:
+    """Where the model starts; for counts with an intercept that gives their mean, because exponentials are steep."""
+    start: Any = model.start
+    if design.mean_count is None or not design.intercept:
+        return start
+    location = np.array(start.location)
+    places = {latent.name: latent.start for latent in getattr(getattr(model, "layout", None), "latents", ())}
+    location[places.get("intercept", -1)] = np.log(max(design.mean_count, 0.1))
+    return Gaussian.from_moments(location, start.covariance)
 
 
 def _program(family: str, intercept: bool, prior_scale: float, grouped: bool) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from partita.checks import check_positive
 from partita.errors import ImproperDensity, InputError, ShardError
-from partita.families import Family
+from partita.families import Family, Gaussian, MeanField
 from partita.metrics import classification, regression
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
@@ -189,7 +189,8 @@ class Model(AbstractModel):
     """Any likelihood, as a function `log_prob(params, data) -> [n]` of JAX operations.
 
     With hyperparameters, `log_prob(params, data, hyper)`. A shard is an array, or a tuple or dictionary of
-    arrays with equally many rows, or `pt.models.Weighted(data, weights)`.
+    arrays with equally many rows, or `pt.models.Weighted(data, weights)`. Refinements begin at `init`; if not given, at
+    a narrow density around the mean of a Gaussian prior, and at any other prior itself.
 
     >>> import jax.numpy as jnp
     >>> from partita.families import Gaussian
@@ -235,7 +236,7 @@ class Model(AbstractModel):
 
     @property
     def start(self) -> Family | None:
-        return self.init
+        return narrowed(self.natural_prior({})) if self.init is None else self.init
 
     def shard(self, site: int, raw: Any) -> Shard:
         data, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
@@ -262,6 +263,19 @@ class Model(AbstractModel):
     @property
     def dtype(self) -> np.dtype:
         return self.natural_prior({}).dtype
+
+
+def narrowed(prior: Family) -> Family | None:
+    """A tenth as wide as a Gaussian prior over a vector, or 0.1, around its mean; None for other priors.
+
+    Under a wide prior, what is expected of an exponential has little to do with where the data lead.
+    """
+    if not isinstance(prior, Gaussian | MeanField) or np.ndim(prior.location) != 1:
+        return None
+    scale = 0.1 * np.minimum(prior.scale, 1.0)
+    if isinstance(prior, MeanField):
+        return MeanField.from_moments(prior.location, scale)
+    return Gaussian.from_moments(prior.location, np.diag(scale**2))
 
 
 def _like(tree: Any) -> tuple[Any, tuple]:

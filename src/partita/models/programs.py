@@ -13,7 +13,7 @@ import numpy as np
 from partita.checks import import_extra
 from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField
-from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.models.base import AbstractModel, Hyper, Weighted, narrowed, prior_of
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, executed, laid_out, prior_draws
 from partita.runtime import Array, on_host, precision
@@ -107,13 +107,7 @@ class NumPyroModel(AbstractModel):
 
     @property
     def start(self) -> Family | None:
-        """A narrow density around the prior's mean; data may be far from what a wide prior expects."""
-        if self.layout is None or self.given_prior is not None:
-            return None
-        narrow = 0.1 * np.minimum(np.asarray(self.scale), 1.0)
-        if self.posterior == "mean-field":
-            return MeanField.from_moments(self.location, narrow)
-        return Gaussian.from_moments(self.location, np.diag(narrow**2))
+        return None if self.layout is None or self.given_prior is not None else narrowed(prior_of(self, {}))
 
     def shard(self, site: int, raw: Any) -> Shard:
         """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
