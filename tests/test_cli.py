@@ -180,7 +180,7 @@ def test_watching_ends_with_ctrl_c(tmp_path):
     with urllib.request.urlopen(told["url"], timeout=60) as answer:
         assert b"Run none" in answer.read()
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "runs/none: not there yet; waiting for a run to begin\n")
+    assert process.communicate(timeout=30) == ("", "runs/none: no run there yet; waiting for one to begin\n")
     assert process.returncode == 0
     assert not (tmp_path / "runs").exists()
 

@@ -1,5 +1,6 @@
 """Results as ArviZ has them: its summaries are ours, and its comparisons work."""
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -86,3 +87,49 @@ def test_replicated_targets_are_of_the_right_kind(model):
     drawn = np.asarray(data.posterior_predictive.y)
     assert np.all(drawn == np.floor(drawn))
     assert abs(drawn.mean() - y.mean()) < 0.1
+
+
+def test_means_and_variances_have_their_own_names():
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(200, 2))
+    y = 3 + inputs @ [1.0, -1.0] + generator.normal(size=200) * np.exp(-1 + 0.5 * inputs[:, 0])
+    result = pt.fit(pt.models.HeteroscedasticRegression(2), [(inputs, y)], schedule=SHORT)
+    data = result.to_arviz([(inputs, y)], 400)
+    names = ["coef", "intercept", "log_variance_coef", "log_variance_intercept"]
+    assert sorted(data.posterior) == names
+    found = np.concatenate([np.atleast_1d(data.posterior[name].mean(("chain", "draw"))) for name in names])
+    assert_allclose(found, result.posterior.location, atol=0.3 * result.posterior.scale.max())
+    assert_allclose(float(data.posterior_predictive.y.mean()), y.mean(), atol=0.1)
+
+
+def test_parameters_that_are_trees_within_trees():
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    mixture = pt.fit(pt.models.GaussianMixture(2, 2), [rows[:20], rows[20:]], schedule=SHORT)
+    assert all(values.shape[:2] == (4, 5) for values in mixture.to_arviz(draws=20).posterior.values())
+    with pytest.raises(pt.errors.InputError, match="draws: expected a whole number"):
+        mixture.to_arviz(draws=0)
+
+
+def test_rows_come_first_and_added_terms_are_no_observations():
+    pairs = np.column_stack([Y, -Y])
+    sites = [(X[:100], pairs[:100]), (X[100:], pairs[100:])]
+
+    def program(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 2]).to_event(2))
+        with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("rows", len(X), dim=-1):
+            numpyro.sample("pair", dist.Normal((X @ w).T, 1), obs=y.T)
+            numpyro.factor("more", jnp.zeros((2, len(X))))
+
+    data = pt.fit(pt.from_numpyro(program), sites, schedule=SHORT).to_arviz(sites, 16)
+    assert_allclose(data.observed_data["pair"], pairs)
+    assert data.posterior_predictive["pair"].shape == (4, 4, len(Y), 2)
+    assert data.log_likelihood["pair"].shape == (4, 4, len(Y))
+    assert set(data.observed_data) == {"pair"}
+
+
+def test_a_network_with_one_output_has_one_number_per_row():
+    network = pt.models.Network([3, 4, 1], likelihood="gaussian")
+    data = pt.fit(network, SHARDS, schedule=pt.schedules.Synchronous(rounds=2)).to_arviz(SHARDS, 16)
+    shape = (4, 4, len(Y))
+    assert data.log_likelihood.y.shape == data.posterior_predictive.y.shape == shape
+    assert data.observed_data.y.shape == shape[2:]

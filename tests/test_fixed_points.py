@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import multivariate_normal, multivariate_t
 
 import partita as pt
+from partita.models import prior_of
 
 SCHEDULES = [
     pt.schedules.Sequential(passes=40),
@@ -159,6 +160,7 @@ def test_undamped_synchronous_updates_never_crash(cancer, posterior):
         solver=pt.solvers.FixedPoint(steps=30),
         schedule=pt.schedules.Synchronous(rounds=30),
         damping=1.0,
+        start=prior_of(model, model.hyper),
         callbacks=[lambda event: seen.append(bool(event.posterior.is_proper()))],
     )
     assert all(seen)

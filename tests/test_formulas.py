@@ -177,6 +177,48 @@ def test_a_gaussian_in_full():
     assert intercept.split() == [row["name"], *(f"{row[key]:.4g}" for key in ("mean", "sd", "low", "high"))]
 
 
+@pytest.mark.parametrize("formula", ["n ~ rare", "n ~ C(many)", "n ~ skewed"])
+def test_counts_with_columns_that_a_wide_prior_makes_explode(formula):
+    rng = np.random.default_rng(1)
+    columns = {
+        "rare": (rng.random(600) < 0.01) * 1.0,
+        "many": rng.integers(0, 12, 600),
+        "skewed": rng.lognormal(0, 1.5, 600),
+    }
+    table = pd.DataFrame({**columns, "n": rng.poisson(40.0, 600)})
+    found = pt.regress(formula, {f"{m}": table[m::3] for m in range(3)}, family="poisson")
+    fitted = smf.glm(formula, table, family=sm.families.Poisson()).fit()
+    for row in found.coefficients():
+        assert abs(row["mean"] - fitted.params[row["name"]]) < 0.15 * fitted.bse[row["name"]]
+        assert 0.97 < row["sd"] / fitted.bse[row["name"]] < 1.03
+
+
+@pytest.mark.parametrize("level", [6, 8])
+def test_counts_in_groups_far_from_one(level):
+    rng = np.random.default_rng(1)
+    group, x = rng.integers(0, 12, 300), rng.normal(size=300)
+    own = 0.3 * rng.normal(size=12)
+    table = pd.DataFrame({"g": group, "x": x, "n": rng.poisson(np.exp(level + 0.3 * x + own[group]))})
+    found = pt.regress("n ~ x + (1 | g)", {"a": table[group < 6], "b": table[group >= 6]}, family="poisson")
+    intercept, slope = found.coefficients()
+    assert abs(intercept["mean"] - level - own.mean()) < 0.02
+    assert abs(intercept["sd"] - own.std(ddof=1) / np.sqrt(12)) < 0.02
+    assert abs(slope["mean"] - 0.3) < 4 * slope["sd"] < 0.03
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(1e-13, 0.0), (1.0, 1e9), (1e8, -1e12)])
+def test_units_do_not_matter(scale, offset):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=300)
+    y = 1 + 2 * x + rng.normal(size=300)
+    found = []
+    for column in (x, scale * x + offset):
+        table = pd.DataFrame({"x": column, "y": y})
+        found.append(pt.regress("y ~ x", {"a": table[:100], "b": table[100:]}))
+    assert_allclose(found[1].coefficients()[1]["mean"] * scale, found[0].coefficients()[1]["mean"], rtol=1e-4)
+    assert_allclose(found[1].log_evidence, found[0].log_evidence, atol=1e-2)
+
+
 def test_the_same_rows_are_held_out_whatever_the_formula_is():
     sites = {name: part.assign(ward=np.arange(len(part)) // 2) for name, part in SITES.items()}
     digests = set()

@@ -202,6 +202,27 @@ def test_verbose_fits_say_how_far_they_are(capsys, monkeypatch):
     assert "round" in capsys.readouterr().err
 
 
+def test_batches_have_numbers_of_their_own():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 2)), rng.normal(size=60)
+    model = pt.PartitionedRegressor().fit(X[:40], y[:40], groups=np.repeat([1, 2], 20)).partial_fit(X[40:], y[40:])
+    assert [row["site"] for row in model.sites_] == [1, 2, 3]
+    with pytest.warns(UserWarning, match="not refined"):
+        model.forget(2)
+    assert [row["site"] for row in model.partial_fit(X[:9], y[:9]).sites_] == [1, 3, 4]
+
+
+def test_sizes_and_settings_may_be_numpys(tmp_path):
+    X, y = CANCER
+    settings = {"hidden": np.array([3]), "prior_scale": np.float32(0.5), "schedule": pt.schedules.Synchronous(rounds=2)}
+    model = pt.PartitionedClassifier(**settings).fit(X, y)
+    model.save(tmp_path / "model")
+    again = pt.PartitionedClassifier.load(tmp_path / "model", schedule=None)
+    assert (again.hidden, again.prior_scale) == ([3], 0.5)
+    with pytest.raises(InputError, match="hidden: expected a list of sizes"):
+        pt.PartitionedClassifier(hidden=5).fit(X, y)
+
+
 def test_bad_input(fitted):
     with pytest.raises(InputError, match="groups: expected one entry per row, 569"):
         pt.PartitionedClassifier().fit(*CANCER, groups=[1, 2])

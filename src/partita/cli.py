@@ -146,6 +146,8 @@ def run_regression(
 ) -> None:
     """A formula on one table per site, and the formulas that it is compared with."""
     from partita.formulas import regress
+    from partita.formulas.fitting import check_comparable
+    from partita.formulas.regression import check_level
     from partita.formulas.tables import read_sites
     from partita.report.regression import described, tables, write_regression
     from partita.report.terminal import print_table
@@ -153,9 +155,12 @@ def run_regression(
 
     asked = wanted.regression
     sites = read_sites(wanted.data.sites, config.parent)
+    check_level(asked.level)
+    formulas = (asked.formula, *asked.compare)
+    check_comparable(formulas, sites, family=asked.family, held_out=asked.held_out, seed=wanted.seed)
     found = []
     with suppress_interrupt(going_on(config, folder, settings)) as look:
-        for number, formula in enumerate((asked.formula, *asked.compare)):
+        for number, formula in enumerate(formulas):
             place = folder / f"compare-{number}" if number else folder
             progress = JsonLines(sys.stdout, {"formula": formula}) if json else Progress(formula, quiet=quiet)
             fitted = regress(
@@ -201,9 +206,9 @@ def watch(
     from partita.report.terminal import watch as watch_here
     from partita.telemetry import to_json
 
-    if not folder.exists():
-        typer.echo(f"{folder}: not there yet; waiting for a run to begin", err=True)
     follower = followed(folder)
+    if not (follower.folder / "journal.sqlite").exists():
+        typer.echo(f"{folder}: no run there yet; waiting for one to begin", err=True)
     with suppress(KeyboardInterrupt):
         if terminal:
             watch_here(follower)

@@ -1,7 +1,7 @@
 """Posteriors as ArviZ knows them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +11,7 @@ import numpy as np
 from partita.checks import import_extra
 from partita.families import Family
 from partita.models import AbstractModel, Hyper
+from partita.models.heteroscedastic import HeteroscedasticRegression
 from partita.models.linear import LinearPredictor
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard
@@ -70,8 +71,9 @@ def imported() -> Any:
 def variables(model: AbstractModel, params: Any) -> dict[str, np.ndarray]:
     """Draws by name: a program's variables, a linear model's coefficients and intercept, or parts of a tree."""
     named = model.named(params)
-    if isinstance(named, Mapping):
-        return {str(name): np.asarray(value) for name, value in named.items()}
+    if isinstance(model, HeteroscedasticRegression):
+        means, variances = np.split(np.asarray(named), 2, axis=-1)
+        return _by_column(model, means) | _by_column(model, variances, "log_variance_")
     if isinstance(model, LinearPredictor):
         found = {}
         weights = named
@@ -81,10 +83,14 @@ def variables(model: AbstractModel, params: Any) -> dict[str, np.ndarray]:
         weights = np.asarray(weights).reshape(
             *np.shape(weights)[:1], *((model.outputs,) if model.outputs > 1 else ()), -1
         )
-        found["coef"] = weights[..., : model.features]
-        return found | ({"intercept": weights[..., -1]} if model.intercept else {})
+        return found | _by_column(model, weights)
     paths, _ = jax.tree_util.tree_flatten_with_path(named)
     return {jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(leaf) for path, leaf in paths}
+
+
+def _by_column(model: LinearPredictor, weights: np.ndarray, prefix: str = "") -> dict[str, np.ndarray]:
+    found = {f"{prefix}coef": weights[..., : model.features]}
+    return found | ({f"{prefix}intercept": weights[..., -1]} if model.intercept else {})
 
 
 def _is_numeric(column: Sequence[Any]) -> bool:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from partita._version import __version__
+from partita.checks import check_count
 from partita.errors import InputError, RunMismatch
 from partita.exchange import inference_data
 from partita.families import Family
@@ -61,6 +62,7 @@ class Result:
 
         With shards, where they are at hand: what was observed, its log likelihood, and new observations in its place.
         """
+        check_count(draws=draws)
         key = jax.random.key(key) if isinstance(key, int | np.integer) else key
         checked = [self.model.shard(site, shard) for site, shard in enumerate(shards)]
         return inference_data(self.model, self.posterior, self.hyper, self.history, checked, draws, key)

@@ -388,6 +388,8 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
     """What `write_arrays` wrote, or an error that says what is wrong with it."""
     from safetensors import safe_open
 
+    if os.path.isdir(path):
+        raise StorageError(f"{path}: is a folder; a run's result is {Path(path) / 'result.safetensors'}")
     try:
         with safe_open(os.fspath(path), framework="numpy") as stream:
             metadata = stream.metadata() or {}

@@ -147,6 +147,33 @@ def test_a_program_may_be_written_for_one_group():
         pt.fit(model, [(GROUP[:6], Y[:6]), (GROUP[6:], Y[6:])])
 
 
+def test_what_is_observed_of_groups_is_refused():
+    def program(group, y):
+        with numpyro.plate("groups", 6):
+            own = numpyro.sample("own", dist.Normal(numpyro.sample("level", dist.Normal()), 1))
+            numpyro.sample("seen", dist.Normal(own, 1), obs=np.ones(6))
+        numpyro.sample("y", dist.Normal(own[group], 0.6), obs=y)
+
+    with pytest.raises(InputError, match="seen is observed for groups"):
+        pt.from_numpyro(program, ("group", "y"), local={"groups": "group"}, like=(GROUP, Y))
+
+
+def test_kinks_are_not_left_to_hessians():
+    """A median: the posterior of a Laplace distribution's location, by a sum over a fine grid."""
+    y = 1 + np.random.default_rng(1).laplace(size=60)
+
+    def program(y):
+        numpyro.sample("y", dist.Laplace(numpyro.sample("m", dist.Normal(0, 3)), 1.0), obs=y)
+
+    result = pt.fit(pt.from_numpyro(program, ("y",)), [(y[:30],), (y[30:],)], schedule=ROUNDS)
+    m = np.linspace(-1, 3, 4001)
+    weights = np.exp(-np.abs(y[:, None] - m).sum(axis=0) - m**2 / 18 + 70)
+    mean = np.average(m, weights=weights)
+    deviation = np.sqrt(np.average((m - mean) ** 2, weights=weights))
+    assert abs(result.posterior.location[0] - mean) < 0.3 * deviation
+    assert 0.85 < result.posterior.scale[0] / deviation < 1.2
+
+
 @pytest.fixture(scope="module")
 def grouped():
     model = pt.from_numpyro(intercepts, ("group", "y"), local={"groups": "group"})
@@ -289,6 +316,27 @@ def is_broken(y):
     numpyro.sample("y", dist.Normal(m, {}["scale"]), obs=y)
 
 
+def looks_at_others(y):
+    m = numpyro.sample("m", dist.Normal())
+    numpyro.sample("y", dist.Normal(m * (y - y.mean()), 1), obs=y)
+
+
+def lagged(y):
+    m = numpyro.sample("m", dist.Normal())
+    numpyro.sample("y", dist.Normal(m * y[:-1], 1), obs=y[1:])
+
+
+def summed(y):
+    m = numpyro.sample("m", dist.Normal())
+    numpyro.sample("y", dist.Normal(m, 1), obs=y)
+    numpyro.factor("more", -jnp.sum((y - m) ** 2))
+
+
+def improper(y):
+    m = numpyro.sample("m", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.sample("y", dist.Normal(m, 1), obs=y)
+
+
 def looks_at_data(y):
     m = numpyro.sample("m", dist.Normal(0, 1 + y.max()))
     numpyro.sample("y", dist.Normal(m, 1), obs=y)
@@ -298,8 +346,12 @@ def looks_at_data(y):
     ("program", "words"),
     [
         (looks_at_data, "prior of m depends on data"),
+        (looks_at_others, "a row's y depends on other rows"),
+        (lagged, "1 observations for 2 rows"),
+        (summed, "more looks at rows, but has one log-probability"),
+        (improper, "priors have to be proper"),
         (branches, "cannot be compiled: .*jnp.where"),
-        (is_broken, "does not run on 2 rows of data .*scale"),
+        (is_broken, "does not run on 2 rows of data: .*scale"),
         (discrete, "model: which is discrete"),
         (with_param, "prior"),
         (with_batches, "subsample"),

@@ -302,6 +302,10 @@ def _refine_sites(
             lambda a, b: jnp.where(elsewhere, a, b), (start, start / cavity), (cavity * factor, factor)
         )
         refined, info = solver.refine(problem, begin, there, key=key)
+        # A start that led nowhere is no answer.
+        same = jax.tree.leaves(jax.tree.map(lambda a, b: jnp.all(a == b), refined, begin))
+        stayed = elsewhere & jnp.all(jnp.stack(same))
+        refined = jax.tree.map(lambda a, b: jnp.where(stayed, a, b), cavity * factor, refined)
         change = refined / cavity / factor
         gradient = problem.hyper_gradient(begin, key) if learns_hyper else {}
         mean = begin.mean()

@@ -29,6 +29,13 @@ from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Progress, plain
 
 
+def _plain_setting(value: Any) -> Any:
+    """Numbers and sizes, as a file has them."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return [_plain_setting(item) for item in value] if isinstance(value, tuple | list) else value
+
+
 class Part(NamedTuple):
     """A site, or a batch of a stream."""
 
@@ -141,9 +148,20 @@ class _Partitioned(BaseEstimator):
             seed=self._seed,
             callbacks=self._callbacks,
         )
-        self._parts = [*self._parts, Part(len(self._parts), int(used.sum()), float(weights.sum()))]
+        # A number of its own, whatever names sites before it have, and whichever were forgotten.
+        number = 1 + max(
+            (part.name for part in self._parts if isinstance(part.name, int)), default=len(self._parts) - 1
+        )
+        self._parts = [*self._parts, Part(number, int(used.sum()), float(weights.sum()))]
         self._data = None
         return self
+
+    @property
+    def _hidden(self) -> list[int]:
+        """Sizes of hidden layers."""
+        if self.hidden is None or np.ndim(np.asarray(self.hidden)) != 1:
+            raise InputError(f"hidden: expected a list of sizes, such as [50], got {self.hidden!r}")
+        return list(self.hidden)
 
     @property
     def _seed(self) -> int:
@@ -230,9 +248,7 @@ class _Partitioned(BaseEstimator):
         """
         check_is_fitted(self, "result_")
         arrays, about = self.result_.packed()
-        settings = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in self.get_params().items()
-        }
+        settings = {name: _plain_setting(value) for name, value in self.get_params().items()}
         kept = {name: value for name, value in settings.items() if isinstance(value, str | int | float | list | None)}
         estimator = {
             "name": type(self).__name__,
@@ -360,7 +376,7 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
     def _model(self) -> AbstractModel:
         classes, features = len(self.classes_), self.n_features_in_
         if self.hidden is not None:
-            return Network([features, *self.hidden, classes], prior_scale=self.prior_scale)
+            return Network([features, *self._hidden, classes], prior_scale=self.prior_scale)
         if classes == 2:
             return LogisticRegression(features=features, prior_scale=self.prior_scale, posterior=self.posterior)
         return SoftmaxRegression(
@@ -411,7 +427,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
     @property
     def _model(self) -> AbstractModel:
         if self.hidden is not None:
-            sizes = [self.n_features_in_, *self.hidden, 1]
+            sizes = [self.n_features_in_, *self._hidden, 1]
             return Network(sizes, likelihood="gaussian", noise=0.5, prior_scale=self.prior_scale)
         # Only a full posterior has the noise as a parameter; otherwise it is learnt as a number.
         noise = None if self.posterior == "full" else 0.5

@@ -73,9 +73,7 @@ def regress(
     check_positive(prior_scale=prior_scale)
     if not 0 <= held_out < 1:
         raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
-    frames = read_sites(sites)
-    design, parts = designed(formula, family, frames)
-    fitted, spare = _parted(parts, held_out, seed)
+    design, fitted, spare = _read(formula, read_sites(sites), family, held_out, seed)
     model = _model(design, prior_scale)
     shards = [_shard(design, model, rows) for rows in fitted.values()]
     if isinstance(model, NumPyroModel):
@@ -94,6 +92,30 @@ def regress(
         callbacks=callbacks,
     )
     return Regression(design, result, fitted, spare, _digest(fitted))
+
+
+def _read(
+    formula: str, frames: Mapping[str, Any], family: str, held_out: float, seed: int
+) -> tuple[Design, dict[str, Rows], dict[str, Rows]]:
+    """How a formula reads tables, what is fitted of them, and what is held out."""
+    design, parts = designed(formula, family, frames)
+    return design, *_parted(parts, held_out, seed)
+
+
+def check_comparable(formulas: Sequence[str], sites: Any, *, family: str, held_out: float = 0.0, seed: int = 0) -> None:
+    """That regressions of these formulas will be of the same observations, before the first is fitted."""
+    frames = read_sites(sites)
+    digests = [_digest(_read(formula, frames, family, held_out, seed)[1]) for formula in formulas]
+    for formula, digest in zip(formulas, digests, strict=True):
+        _check_same(formula, digest, formulas[0], digests[0])
+
+
+def _check_same(formula: str, digest: str, first: str, of_first: str) -> None:
+    if digest != of_first:
+        raise InputError(
+            f"compare: {formula!r} is of other observations than {first!r}: rows that miss a column are left out, so "
+            "give all of them the same rows, without missing cells in any of their columns"
+        )
 
 
 def _parted(parts: Mapping[str, Rows], share: float, seed: int) -> tuple[dict[str, Rows], dict[str, Rows]]:
@@ -193,11 +215,7 @@ def compare(regressions: Sequence[Regression]) -> list[dict[str, Any]]:
         raise InputError("compare: expected at least one regression")
     first = regressions[0]
     for other in regressions[1:]:
-        if other.digest != first.digest:
-            raise InputError(
-                f"compare: {other.formula!r} was fitted to other observations than {first.formula!r}: rows that miss a "
-                "column are left out, so give all of them the same rows"
-            )
+        _check_same(other.formula, other.digest, first.formula, first.digest)
         if (other.design.family == "gaussian") != (first.design.family == "gaussian"):
             raise InputError("compare: densities of numbers and probabilities of counts cannot be compared")
     best = max(one.log_evidence for one in regressions)

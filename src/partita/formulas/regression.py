@@ -9,6 +9,7 @@ import numpy as np
 from scipy import stats
 
 from partita import metrics
+from partita.checks import is_number
 from partita.errors import InputError
 from partita.exchange import CHAINS, imported
 from partita.families import NormalGamma
@@ -210,7 +211,7 @@ def site_random(seed: int, site: str) -> np.random.Generator:
 
 
 def check_level(level: float) -> None:
-    if not 0 < level < 1:
+    if not (is_number(level) and 0 < level < 1):
         raise InputError(f"level: expected a number between 0 and 1, got {level}")
 
 

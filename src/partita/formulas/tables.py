@@ -86,6 +86,8 @@ def described(site: str, frame: Any, names: Sequence[str], categorical: Sequence
     for name in names:
         if name not in frame.columns:
             raise InputError(f"site {site}: has no column {name!r}: it has {', '.join(map(str, frame.columns))}")
+        if list(frame.columns).count(name) > 1:
+            raise InputError(f"site {site}: has {name!r} twice: give columns different names")
         column = frame[name].dropna()
         if is_numeric_dtype(column) and not is_bool_dtype(column) and name not in categorical:
             found[name] = Column(name, None)

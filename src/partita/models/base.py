@@ -33,16 +33,20 @@ class AbstractModel(eqx.Module):
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
     # there are any, so that a whole step never lowers the free energy, and is exact without them;
     # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
-    # layers; whether it has a Hessian, over a vector of parameters.
+    # layers.
     closed_form: ClassVar[bool] = False
     conjugate: ClassVar[bool] = False
     projected: ClassVar[bool] = False
     layered: ClassVar[bool] = False
-    smooth: ClassVar[bool] = False
 
     outputs: ClassVar[int] = 1
 
     given_prior: Family | None = eqx.field(default=None, kw_only=True)
+
+    @property
+    def smooth(self) -> bool:
+        """Whether log p has a Hessian, over a vector of parameters, that tells all of its curvature."""
+        return False
 
     @property
     def hyper(self) -> Hyper:
@@ -145,10 +149,12 @@ class Predictor(AbstractModel):
         raise InputError(f"{type(self).__name__} does not draw targets")
 
     def observed(self, data: Rows) -> dict[str, Array]:
-        return {"y": data.y}
+        """One number per row, if there is one."""
+        return {"y": data.y.reshape(len(data.y)) if data.y.size == len(data.y) else data.y}
 
     def replicated(self, params: Any, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
-        return {"y": self.sample_targets(self.predictors(params, data.X), hyper, key, data.y)}
+        drawn = self.sample_targets(self.predictors(params, data.X), hyper, key, data.y)
+        return self.observed(data._replace(y=drawn))
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         """Of new observations, noise included; where these are numbers around a mean."""

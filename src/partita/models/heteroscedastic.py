@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from partita.checks import check_positive
@@ -61,6 +62,10 @@ class HeteroscedasticRegression(LinearPredictor):
         _, v = q.project(jnp.concatenate([X, nothing], axis=1))
         log_variance, spread = q.project(jnp.concatenate([nothing, X], axis=1))
         return v + jnp.exp(log_variance + 0.5 * spread)
+
+    def replicated(self, params: Array, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
+        deviation = jnp.exp(0.5 * (data.X @ params[self.columns :]))
+        return {"y": self.predictors(params, data.X) + deviation * jax.random.normal(key, data.y.shape, data.y.dtype)}
 
     def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
         log_variance = data.X @ params[self.columns :]

@@ -48,6 +48,8 @@ class Layout(NamedTuple):
     local: tuple[Latent, ...]
     # Observed variables, and which axis of their log-probabilities has the rows; None: they are part of the prior.
     observed: tuple[tuple[str, int | None], ...]
+    # Whether its log-densities have Hessians that tell all of their curvature.
+    is_smooth: bool
 
     @property
     def size(self) -> int:
@@ -152,6 +154,10 @@ def laid_out(program: Callable, row: Mapping[str, np.ndarray], groups: Mapping[s
     for name, site in two.items():
         if site.observed:
             observed.append((name, _row_axis(site, three[name])))
+            if observed[-1][1] is None and plates & set(site.plates):
+                raise InputError(
+                    f"model: {name} is observed for groups, not rows: leave `local` out, so that they are global"
+                )
             continue
         shape, transformed = _unconstrained_shape(site), _unconstrained_shape(three[name])
         mine = [plate for plate in site.plates if plate in plates]
@@ -170,10 +176,22 @@ def laid_out(program: Callable, row: Mapping[str, np.ndarray], groups: Mapping[s
         local.append(Latent(name, places["local"], (*shape[:axis], *shape[axis + 1 :]), axis, length))
         places["local"] = local[-1].stop
     rows = tuple((name, array.shape[1:], array.dtype.str) for name, array in row.items())
-    layout = Layout(rows, tuple(latents), tuple(local), tuple(observed))
+    smooth = not any(_has_kink(site.fn) for site in two.values())
+    layout = Layout(rows, tuple(latents), tuple(local), tuple(observed), smooth)
     _check_layout(layout)
     _check_prior(program, layout, two)
     return layout
+
+
+def _has_kink(fn: Any) -> bool:
+    """Of a Laplace distribution all curvature is in one point, where a Hessian does not see it."""
+    import numpyro.distributions as dist
+
+    if isinstance(fn, dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile):
+        return True
+    inner = [getattr(fn, name, None) for name in ("base_dist", "component_distribution")]
+    inner += list(getattr(fn, "component_distributions", ()))
+    return any(_has_kink(part) for part in inner if part is not None)
 
 
 def _check_layout(layout: Layout) -> None:
@@ -198,10 +216,46 @@ def _check_prior(program: Callable, layout: Layout, seen: Mapping[str, Site]) ->
 
     known = {latent.name for latent in layout.latents}
     without = executed(program, layout.nothing(), same)
-    for name in known:
+    fixed = [name for name, axis in layout.observed if axis is None]
+    for name in (*known, *fixed):
         one, other = (np.asarray(site.fn.log_prob(seen[name].value)) for site in (seen[name], without[name]))
-        if one.shape != other.shape or not np.allclose(one, other, rtol=1e-6):
+        if one.shape == other.shape and np.allclose(one, other, rtol=1e-6):
+            continue
+        if name in known:
             raise InputError(f"model: the prior of {name} depends on data: give it numbers that all sites know")
+        raise InputError(
+            f"model: {name} looks at rows, but has one log-probability for all of them: give each row its own"
+        )
+
+
+def check_rows_apart(program: Callable, layout: Layout, rows: Mapping[str, np.ndarray], by_row: bool) -> None:
+    """What a program says of a row must not depend on which others are at its site: they are spread, and padded.
+
+    `by_row`: local variables are those of rows, not of groups.
+    """
+
+    def found(some: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+        params, own = jnp.full(layout.size, 0.1), jnp.full(layout.local_size, 0.1)
+        known = {latent.name: latent.taken(params) for latent in layout.latents}
+        for latent in layout.local:
+            known[latent.name] = (latent._replace(length=count) if by_row else latent).taken(own)
+        sites = executed(program, some, known.get)
+        return {
+            name: np.moveaxis(np.asarray(sites[name].fn.log_prob(sites[name].value)), axis, 0)
+            for name, axis in layout.observed
+            if axis is not None
+        }
+
+    count = len(next(iter(rows.values())))
+    together = found(rows, count)
+    for number in range(count):
+        alone = found({name: array[number : number + 1] for name, array in rows.items()}, 1)
+        for name, values in alone.items():
+            if not np.allclose(values[0], together[name][number], rtol=1e-6, atol=1e-9, equal_nan=True):
+                raise InputError(
+                    f"model: what it says of a row's {name} depends on other rows: centre and scale data before, by "
+                    "numbers that all sites know"
+                )
 
 
 def _tried(program: Callable, arrays: Mapping[str, np.ndarray]) -> dict[str, Site]:
@@ -211,8 +265,8 @@ def _tried(program: Callable, arrays: Mapping[str, np.ndarray]) -> dict[str, Sit
         raise
     except Exception as error:
         raise InputError(
-            f"model: does not run on {len(next(iter(arrays.values())))} rows of data ({error}): what it takes from "
-            "elsewhere may not have a fixed number of rows"
+            f"model: does not run on {len(next(iter(arrays.values())))} rows of data: what it takes from elsewhere may "
+            f"not have a fixed number of rows, and priors have to be proper ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -228,6 +282,8 @@ def _row_axis(two: Site, three: Site) -> int | None:
         raise InputError(
             f"model: {two.name} is not one observation per row: its log-probabilities are {shapes[0]} for 2 rows"
         )
+    if grown and shapes[0][grown[0]] != 2:
+        raise InputError(f"model: {two.name} has {shapes[0][grown[0]]} observations for 2 rows: give every row its own")
     return grown[0] if grown else None
 
 

@@ -104,6 +104,11 @@ class Apply(eqx.Module):
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), self.params)
 
 
+def _sizes(given: Sequence[Any]) -> tuple[Any, ...]:
+    """Whole numbers as Python's own, which can be part of a compiled program's name."""
+    return tuple(int(size) if is_whole(size) else size for size in given)
+
+
 class OverRows(eqx.Module):
     """An Equinox module of one row, as a function of its arrays and many rows."""
 
@@ -135,7 +140,7 @@ class Network(Predictor):
     [(4, 3), (3, 2)]
     """
 
-    layers: Any = eqx.field(converter=lambda given: tuple(given) if isinstance(given, list | tuple) else given)
+    layers: Any = eqx.field(converter=lambda given: _sizes(given) if isinstance(given, list | tuple) else given)
     activation: str = "relu"
     likelihood: Likelihood = "softmax"
     params: Any = None

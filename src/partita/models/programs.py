@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -15,7 +15,7 @@ from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField
 from partita.models.base import AbstractModel, Hyper, Weighted, narrowed, prior_of
 from partita.models.integrals import find_peak, log_integral
-from partita.models.layout import Layout, Site, executed, laid_out, prior_draws
+from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
 
@@ -50,7 +50,9 @@ class NumPyroModel(AbstractModel):
     # To how many rows groups are padded, so that sites share one shape; each its own, if None.
     group_rows: int | None = eqx.field(static=True, default=None)
 
-    smooth: ClassVar[bool] = True
+    @property
+    def smooth(self) -> bool:
+        return self.layout is not None and self.layout.is_smooth
 
     def opened(self, shards: Sequence[Any]) -> tuple[Self, Sequence[Any]]:
         """Sized by the first shard. What a prior is beside a Gaussian, if it is none, becomes a last site's factor."""
@@ -66,9 +68,14 @@ class NumPyroModel(AbstractModel):
 
     def sized(self, like: Any) -> Self:
         """The same model for shards like this one. No data are kept."""
-        row = {name: array[:1] for name, array in self._arrays(0, like).items()}
+        rows = self._arrays(0, like)
+        row = {name: array[:1] for name, array in rows.items()}
+        some = np.unique(np.linspace(0, len(rows[self.names[0]]) - 1, 3).astype(int))
         with precision(np.float64):
             layout = laid_out(self.program, row, dict(self.local))
+            check_rows_apart(
+                self.program, layout, {name: array[some] for name, array in rows.items()}, by_row=not self.local
+            )
             location, scale, is_gaussian = self._base(layout)
             sized = replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
             sized._check_compiles(row)
@@ -267,7 +274,17 @@ class NumPyroModel(AbstractModel):
         if layout.local:
             return {}
         sites = self.run(jnp.zeros(layout.size), None, data.arrays)
-        return {name: sites[name].value for name, axis in layout.observed if axis is not None}
+        return {name: _rows_first(sites[name].fn, sites[name].value, axis) for name, axis in self._shown(sites)}
+
+    def _shown(self, sites: Mapping[str, Site]) -> list[tuple[str, int]]:
+        """What was observed of rows; terms that are only added to the log likelihood were not."""
+        import numpyro.distributions as dist
+
+        return [
+            (name, axis)
+            for name, axis in self._sized().observed
+            if axis is not None and not isinstance(sites[name].fn, dist.Unit)
+        ]
 
     def replicated(self, params: Array, data: Observed, hyper: Hyper, key: Array) -> dict[str, Array]:
         layout = self._sized()
@@ -275,12 +292,12 @@ class NumPyroModel(AbstractModel):
             return {}
         sites = self.run(params, None, data.arrays)
         drawn = {}
-        for number, (name, axis) in enumerate(layout.observed):
-            if axis is not None:
-                fn, value = sites[name].fn, sites[name].value
-                # A distribution may be narrower than what was observed of it.
-                fn = fn.expand(jnp.shape(fn.log_prob(value)))
-                drawn[name] = fn.sample(jax.random.fold_in(key, number)).astype(jnp.result_type(value))
+        for number, (name, axis) in enumerate(self._shown(sites)):
+            fn, value = sites[name].fn, sites[name].value
+            # A distribution may be narrower than what was observed of it.
+            wide = fn.expand(jnp.shape(fn.log_prob(value)))
+            new = wide.sample(jax.random.fold_in(key, number)).astype(jnp.result_type(value))
+            drawn[name] = _rows_first(fn, new, axis)
         return drawn
 
     def named(self, draws: Any) -> dict[str, np.ndarray]:
@@ -303,6 +320,11 @@ class NumPyroModel(AbstractModel):
             params = jnp.asarray(posterior.sample(for_params, (number,)))
             noise = jax.random.normal(for_own, (number, len(shard.weights), layout.local_size), params.dtype)
             return on_host(_local_draws(self, params, noise, shard.data))
+
+
+def _rows_first(fn: Any, value: Array, axis: int) -> Array:
+    """Observations with the axis of rows, which is one of their log-probabilities, in front."""
+    return jnp.moveaxis(value, axis - len(fn.event_shape), 0)
 
 
 @eqx.filter_jit

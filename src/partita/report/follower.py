@@ -19,6 +19,7 @@ from partita.result import load
 from partita.storage import read_arrays, read_history, read_updates
 from partita.telemetry import Row
 
+BOUNDS = ("free_energy", "log_evidence")
 SCORES = ("error", "nll", "ece", "rmse", "smse")
 # Seconds without a fold after which a run is called still.
 STILL = 15.0
@@ -216,7 +217,20 @@ class Follower:
         rows = sorted([*self._measured, *self._others], key=lambda row: row["fold"])
         if rows and self.has_result:
             rows[-1] = {**rows[-1], "log_evidence": self.log_evidence}
-        return rows
+        offset = self._offset()
+        return [
+            {**row, **{name: row[name] + offset for name in BOUNDS if row.get(name) is not None}} if offset else row
+            for row in rows
+        ]
+
+    def _regression(self) -> Row | None:
+        return read_regression(self.folder, self._finished) if self.has_result else None
+
+    def _offset(self) -> float:
+        """Of bounds: regressions scale targets, and densities with them; theirs are of the targets as given."""
+        regression = self._regression()
+        known = None if regression is None else regression["log evidence"]
+        return 0.0 if known is None else known - self.log_evidence
 
     def summary(self) -> Row:
         """One line about the run so far."""
@@ -224,6 +238,7 @@ class Follower:
         scores = {name: scored[name] for name in SCORES if name in scored}
         if self.has_result:
             scores |= read_measures(self.folder, self._finished).scores
+        offset, free_energy = self._offset(), self.last.get("free_energy")
         return {
             "run": self.folder.resolve().name,
             **scores,
@@ -231,8 +246,8 @@ class Follower:
             "messages": self.last.get("messages"),
             "bytes": self.last.get("bytes"),
             "seconds": self.last.get("seconds"),
-            "free energy": self.last.get("free_energy"),
-            "log evidence": self.log_evidence if self.has_result else None,
+            "free energy": None if free_energy is None else free_energy + offset,
+            "log evidence": self.log_evidence + offset if self.has_result else None,
         }
 
     def name(self, site: int) -> str:
@@ -259,7 +274,7 @@ class Follower:
             pictures=self.pictures(),
             sites=self.site_rows(),
         )
-        regression = read_regression(self.folder, self._finished) if self.has_result else None
+        regression = self._regression()
         return report if regression is None else with_regression(report, regression)
 
     def pictures(self) -> list[Picture]:

@@ -158,6 +158,8 @@ def shown(value: Any, name: str = "") -> str:
     if name == "bytes":
         return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.0f} kB"
     if isinstance(value, float):
+        if np.isnan(value):
+            return "–"
         if not np.isfinite(value):
             return "∞" if value > 0 else "–∞"
         if name in NATS:

@@ -42,11 +42,14 @@ def read_regression(folder: Path, fold: int) -> Row | None:
     """What was found after this fold; None, if that is not a regression."""
     try:
         row = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return row if row["fold"] == fold else None
+        if row["fold"] != fold:
+            return None
+        tables(row)
+        return row
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptStorage(f"{folder / FILE}: {error}: it can be deleted, nothing else is lost") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CorruptStorage(f"{folder / FILE}: {error!r}: it can be deleted, nothing else is lost") from None
 
 
 def tables(row: Row) -> dict[str, Sequence[Row]]:
@@ -67,8 +70,7 @@ def tables(row: Row) -> dict[str, Sequence[Row]]:
 def with_regression(report: Report, row: Row) -> Report:
     """The page of a run, as that of a regression."""
     more = {caption: rows for caption, rows in tables(row).items() if caption != "Sites"}
-    table = [one | {"log evidence": row["log evidence"]} for one in report.table]
-    return replace(report, title=row["formula"], table=table, more=more, pictures=pictures(row), sites=row["sites"])
+    return replace(report, title=row["formula"], more=more, pictures=pictures(row), sites=row["sites"])
 
 
 def pictures(row: Row) -> list[Picture]:

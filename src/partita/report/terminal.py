@@ -16,6 +16,8 @@ from partita.report.page import shown
 from partita.telemetry import Progress, Row
 
 LOOK = 1.0
+# Columns of a table in a file or a pipe.
+WIDE = 200
 BLOCKS = "▁▂▃▄▅▆▇█"
 # What is drawn of a run, if it is known: name, and columns of a sparkline.
 SPARKS, WIDTH = ("free_energy", "error", "nll", "rmse", "accepted", "staleness"), 44
@@ -33,7 +35,9 @@ def table_of(title: str, rows: Sequence[Row]) -> Table:
 
 
 def print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    Console().print(table_of(title, rows))
+    """As wide as it is, where nobody's window ends."""
+    console = Console()
+    Console(width=None if console.is_terminal else max(console.width, WIDE)).print(table_of(title, rows))
 
 
 def sparkline(values: Sequence[float]) -> str:
