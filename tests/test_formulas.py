@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita.cli import app
-from partita.errors import InputError
+from partita.errors import CorruptStorage, InputError, StorageError
 from partita.formulas.design import designed
 from partita.formulas.fitting import _digest, _parted
 from partita.formulas.tables import read_sites
@@ -367,6 +367,36 @@ def test_partita_run(folder, bernoulli, tmp_path, monkeypatch):
     again = CliRunner().invoke(app, ["report", str(out)])
     assert again.exit_code == 0
     assert "clinic[T.c]" in (out / "report.html").read_text()
+
+
+def test_bounds_of_a_run_are_those_of_the_targets_as_given(tmp_path, monkeypatch):
+    monkeypatch.setattr("partita.runtime.cache_compilation", lambda: None)
+    for name, part in SITES.items():
+        part.to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "score.toml").write_text('[data]\nsites = "*.csv"\n[regression]\nformula = "score ~ age"\n')
+    out = tmp_path / "run"
+    outcome = CliRunner().invoke(app, ["run", str(tmp_path / "score.toml"), "--out", str(out), "--json"])
+    summary = json.loads(outcome.stdout.splitlines()[-1])
+    expected = pt.regress("score ~ age", SITES).log_evidence
+    assert_allclose([summary["log evidence"], summary["free energy"]], expected, rtol=1e-6)
+    (out / "regression.json").write_text(json.dumps({"fold": int(summary["rounds"])}))
+    outcome = CliRunner().invoke(app, ["report", str(out)])
+    assert isinstance(outcome.exception, CorruptStorage)
+    with pytest.raises(StorageError, match=r"is a folder; .*result\.safetensors"):
+        pt.load(out)
+
+
+def test_what_cannot_be_compared_is_told_before_anything_is_fitted(folder, tmp_path):
+    table = pd.read_csv(folder / "site1.csv")
+    table.loc[:5, "age"] = np.nan
+    table.to_csv(tmp_path / "a.csv", index=False)
+    text = (
+        '[data]\nsites = "*.csv"\n[regression]\nformula = "ill ~ arm"\nfamily = "bernoulli"\ncompare = ["ill ~ age"]\n'
+    )
+    (tmp_path / "ill.toml").write_text(text)
+    outcome = CliRunner().invoke(app, ["run", str(tmp_path / "ill.toml"), "--out", str(tmp_path / "run")])
+    assert "'ill ~ age' is of other observations than 'ill ~ arm'" in str(outcome.exception)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
