@@ -97,6 +97,12 @@ def test_a_batch_that_is_refused_leaves_the_stream_as_it_was(waves, fitted):
     assert np.all(np.isfinite(model.partial_fit(X[:20], y[:20]).predict(X[:5])))
 
 
+def test_a_batch_in_other_units_is_said_aloud(waves, fitted):
+    X, y = waves
+    with pytest.warns(UserWarning, match="X: this batch is far from all before it"):
+        deepcopy(fitted).partial_fit(X[:20] * 1e6, y[:20])
+
+
 def test_verbose_fits_say_how_far_they_are(waves, capsys, monkeypatch):
     monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
     X, y = waves

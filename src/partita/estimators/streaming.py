@@ -1,6 +1,7 @@
 """The scikit-learn face: Gaussian processes that follow a stream."""
 
 import os
+import warnings
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -23,6 +24,8 @@ from partita.telemetry import Progress, plain
 
 # Draws of the hyperparameters that predictions average over.
 DRAWS = 16
+# Rows that tell how large inputs are; how much larger the deviation of all may become with one batch.
+FEW, FAR = 10, 100.0
 
 
 class Moments:
@@ -145,6 +148,9 @@ class _StreamingGP(BaseEstimator):
             raise InputError("hyperparameters: cannot change within a stream: call fit, or begin another one")
         stream = replace(stream, learning=learning)
         inputs, targets = self.inputs_.with_rows(X), self.targets_.with_rows(y)
+        for name, before, after in (("X", self.inputs_, inputs), ("y", self.targets_, targets)):
+            if before.count >= FEW and np.any(after.affine.scale > FAR * before.affine.scale):
+                warnings.warn(f"{name}: this batch is far from all before it: has it other units?", stacklevel=3)
         if self.scales_inputs_ and stream.batches:
             units = (self.targets_.shared, targets.shared) if self.scales_targets_ else None
             stream = stream.rescaled(self.inputs_.affine, inputs.affine, units)
