@@ -229,6 +229,15 @@ def test_the_same_rows_are_held_out_whatever_the_formula_is():
     assert len(digests) == 1
 
 
+def test_numbers_that_are_text_are_no_levels():
+    sites = {name: part.assign(age=part.age.round(1).astype(str)) for name, part in SITES.items()}
+    sites["hospital 1"].iloc[3, sites["hospital 1"].columns.get_loc("age")] = "unknown"
+    with pytest.raises(InputError, match="hospital 0: column 'age' is text that holds numbers: make"):
+        pt.regress("score ~ age", sites)
+    with pytest.raises(InputError, match="numbers, and 'unknown': make"):
+        pt.regress("score ~ age", {"hospital 1": sites["hospital 1"]})
+
+
 def test_columns_may_have_any_name():
     sites = {name: part.assign(**{"ward no": np.arange(len(part)) % 3}) for name, part in SITES.items()}
     design, _ = designed("score ~ age + C(`ward no`)", "gaussian", sites)

@@ -202,6 +202,14 @@ def test_verbose_fits_say_how_far_they_are(capsys, monkeypatch):
     assert "round" in capsys.readouterr().err
 
 
+def test_text_is_no_number():
+    X, y = np.random.default_rng(0).normal(size=(20, 2)), np.zeros(20)
+    with pytest.raises(InputError, match="y: is not an array of numbers"):
+        pt.PartitionedRegressor().fit(X, np.array(["a"] * 20))
+    with pytest.raises(InputError, match="X: is not an array of numbers .it is text"):
+        pt.fit(pt.models.LinearRegression(2), [(X.astype(str), y)])
+
+
 def test_batches_have_numbers_of_their_own():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 2)), rng.normal(size=60)

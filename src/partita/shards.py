@@ -142,6 +142,8 @@ def as_numbers(site: int | None, name: str, value: Any, dtype: Any) -> np.ndarra
     try:
         if np.iscomplexobj(value):
             raise TypeError("it is complex")
+        if np.asarray(value).dtype.kind in "US":
+            raise TypeError("it is text")
         return np.array(value, dtype)
     except (TypeError, ValueError) as error:
         raise ShardError(site, name, f"is not an array of numbers ({error})") from None

@@ -23,7 +23,7 @@ from partita.result import Result, unpacked
 from partita.run import fit as fit_sites
 from partita.run import partial_fit as fit_batch
 from partita.schedules import Schedule, Synchronous
-from partita.shards import check_rows
+from partita.shards import as_numbers, check_rows
 from partita.solvers import Solver
 from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Progress, plain
@@ -410,6 +410,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=True)
+        y = as_numbers(None, "y", y, np.float64)
         check_rows(None, {"X": X, "y": y})
         return X, y
 

@@ -18,7 +18,7 @@ from partita.gp import kernels, likelihoods
 from partita.gp.sparse import Factor, SparseGP
 from partita.gp.stream import Affine, Hyper, Learning, Stream
 from partita.runtime import precision
-from partita.shards import check_rows
+from partita.shards import as_numbers, check_rows
 from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Progress, plain
 
@@ -369,12 +369,13 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True, y_numeric=True)
+        y = as_numbers(None, "y", y, np.float64)
         check_rows(None, {"X": X, "y": y})
         single = y.ndim == 1
         if not first and single != self._single:
             raise InputError("y: has another number of columns than before")
         self._single = single
-        y = np.asarray(y, np.float64).reshape(len(y), -1)
+        y = y.reshape(len(y), -1)
         if not first and y.shape[1] != self.stream_.factor.shift.shape[0]:
             raise InputError(f"y: expected {self.stream_.factor.shift.shape[0]} columns, got {y.shape[1]}")
         return X, y

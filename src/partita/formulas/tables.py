@@ -12,6 +12,8 @@ import numpy as np
 from partita.errors import InputError
 
 LARGEST_LEVELS = 1000
+# A column of text may have so many levels that look like numbers.
+FEW_LEVELS = 12
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,13 @@ def described(site: str, frame: Any, names: Sequence[str], categorical: Sequence
             found[name] = Column(name, None)
             continue
         levels = tuple(sorted({_text(item) for item in column}, key=_order))
+        numbers = sum(_order(level)[0] == 0 for level in levels)
+        if name not in categorical and len(levels) > FEW_LEVELS and numbers > len(levels) / 2:
+            other = next((level for level in levels if _order(level)[0]), None)
+            also = "" if other is None else f", and {other!r}"
+            raise InputError(
+                f"site {site}: column {name!r} is text that holds numbers{also}: make it numbers, or say C({name})"
+            )
         if len(levels) > LARGEST_LEVELS:
             raise InputError(f"site {site}: column {name!r} has {len(levels)} levels, more than {LARGEST_LEVELS}")
         found[name] = Column(name, levels)
