@@ -137,8 +137,9 @@ def run(
 
 
 def going_on(config: Path, folder: Path, settings: Sequence[str]) -> str:
-    again = shlex.join(["partita", "run", str(config), *(f"--set={one}" for one in settings)])
-    return f"every finished update is kept. Go on with: {again} --out {folder} --resume"
+    changed = [f"--set={one}" for one in settings]
+    again = shlex.join(["partita", "run", str(config), *changed, "--out", str(folder), "--resume"])
+    return f"every finished update is kept. Go on with: {again}"
 
 
 def run_regression(
@@ -207,7 +208,7 @@ def watch(
     from partita.telemetry import to_json
 
     follower = followed(folder)
-    if not (follower.folder / "journal.sqlite").exists():
+    if not follower.has_begun:
         typer.echo(f"{folder}: no run there yet; waiting for one to begin", err=True)
     with suppress(KeyboardInterrupt):
         if terminal:

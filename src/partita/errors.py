@@ -22,6 +22,11 @@ PartitaError
 """
 
 
+def reason(error: Exception) -> str:
+    """What somebody else's code says is wrong, in a line."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
 class PartitaError(Exception):
     """Base of all deliberate errors."""
 

@@ -11,7 +11,6 @@ import numpy as np
 from partita.checks import import_extra
 from partita.families import Family
 from partita.models import AbstractModel, Hyper
-from partita.models.heteroscedastic import HeteroscedasticRegression
 from partita.models.linear import LinearPredictor
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard
@@ -71,9 +70,6 @@ def imported() -> Any:
 def variables(model: AbstractModel, params: Any) -> dict[str, np.ndarray]:
     """Draws by name: a program's variables, a linear model's coefficients and intercept, or parts of a tree."""
     named = model.named(params)
-    if isinstance(model, HeteroscedasticRegression):
-        means, variances = np.split(np.asarray(named), 2, axis=-1)
-        return _by_column(model, means) | _by_column(model, variances, "log_variance_")
     if isinstance(model, LinearPredictor):
         found = {}
         weights = named
@@ -83,14 +79,13 @@ def variables(model: AbstractModel, params: Any) -> dict[str, np.ndarray]:
         weights = np.asarray(weights).reshape(
             *np.shape(weights)[:1], *((model.outputs,) if model.outputs > 1 else ()), -1
         )
-        return found | _by_column(model, weights)
+        for prefix, block in zip(model.blocks, np.split(weights, len(model.blocks), axis=-1), strict=True):
+            found[f"{prefix}coef"] = block[..., : model.features]
+            if model.intercept:
+                found[f"{prefix}intercept"] = block[..., -1]
+        return found
     paths, _ = jax.tree_util.tree_flatten_with_path(named)
     return {jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(leaf) for path, leaf in paths}
-
-
-def _by_column(model: LinearPredictor, weights: np.ndarray, prefix: str = "") -> dict[str, np.ndarray]:
-    found = {f"{prefix}coef": weights[..., : model.features]}
-    return found | ({f"{prefix}intercept": weights[..., -1]} if model.intercept else {})
 
 
 def _is_numeric(column: Sequence[Any]) -> bool:

@@ -29,13 +29,6 @@ from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Progress, plain
 
 
-def _plain_setting(value: Any) -> Any:
-    """Numbers and sizes, as a file has them."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    return [_plain_setting(item) for item in value] if isinstance(value, tuple | list) else value
-
-
 class Part(NamedTuple):
     """A site, or a batch of a stream."""
 
@@ -248,8 +241,9 @@ class _Partitioned(BaseEstimator):
         """
         check_is_fitted(self, "result_")
         arrays, about = self.result_.packed()
-        settings = {name: _plain_setting(value) for name, value in self.get_params().items()}
-        kept = {name: value for name, value in settings.items() if isinstance(value, str | int | float | list | None)}
+        kinds = str | int | float | list | tuple | np.generic | np.ndarray | None
+        settings = self.get_params()
+        kept = {name: value for name, value in settings.items() if isinstance(value, kinds)}
         estimator = {
             "name": type(self).__name__,
             "settings": kept,

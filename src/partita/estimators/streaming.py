@@ -16,7 +16,8 @@ from partita.checks import check_count
 from partita.errors import InputError, RunMismatch
 from partita.gp import kernels, likelihoods
 from partita.gp.sparse import Factor, SparseGP
-from partita.gp.stream import Affine, Hyper, Learning, Stream
+from partita.gp.stream import Hyper, Learning, Stream
+from partita.moments import Moments
 from partita.runtime import precision
 from partita.shards import as_numbers, check_rows
 from partita.storage import read_arrays, write_arrays
@@ -26,36 +27,6 @@ from partita.telemetry import Progress, plain
 DRAWS = 16
 # Rows that tell how large inputs are; how much larger the deviation of all may become with one batch.
 FEW, FAR = 10, 100.0
-
-
-class Moments:
-    """Running means and variances of columns, over all rows so far (Chan, Golub and LeVeque, 1983)."""
-
-    def __init__(self, count: float = 0.0, mean: Any = 0.0, total: Any = 0.0):
-        self.count, self.mean, self.total = count, mean, total
-
-    def with_rows(self, rows: np.ndarray) -> "Moments":
-        count = self.count + len(rows)
-        delta = rows.mean(axis=0) - self.mean
-        mean = self.mean + delta * len(rows) / count
-        total = self.total + ((rows - rows.mean(axis=0)) ** 2).sum(axis=0)
-        return Moments(count, mean, total + delta**2 * self.count * len(rows) / count)
-
-    @property
-    def affine(self) -> Affine:
-        """Columns that do not vary are left in their own units."""
-        scale = np.sqrt(np.asarray(self.total) / max(self.count, 1))
-        return Affine(np.asarray(self.mean, float), np.where(self._varies(scale), scale, 1.0))
-
-    @property
-    def shared(self) -> Affine:
-        """With one scale for all columns, that of the one that varies most."""
-        scale = np.sqrt(np.asarray(self.total) / max(self.count, 1))
-        largest = np.max(np.where(self._varies(scale), scale, 0.0))
-        return Affine(np.asarray(self.mean, float), np.full_like(scale, largest if largest > 0 else 1.0))
-
-    def _varies(self, scale: np.ndarray) -> np.ndarray:
-        return scale > 1e-12 * np.abs(self.mean)
 
 
 class _StreamingGP(BaseEstimator):

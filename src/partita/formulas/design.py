@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from partita.errors import InputError
 from partita.formulas.tables import Column, agreed, complete, conformed, described, example, labelled
+from partita.moments import Moments
 
 # A column's name, in backticks if it is not a plain one.
 NAME = r"(`[^`]+`|[\w.]+)"
@@ -204,12 +206,9 @@ def _number_groups(parts: dict[str, Rows]) -> None:
 
 
 def _moments(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of columns, from every site's number of rows, means, and squares around them (Chan, 1983)."""
-    told = [(len(a), a.mean(axis=0), ((a - a.mean(axis=0)) ** 2).sum(axis=0)) for a in arrays]
-    n = sum(rows for rows, _, _ in told)
-    mean: Any = sum(rows * own for rows, own, _ in told) / n
-    squares = sum(own_squares + rows * (own - mean) ** 2 for rows, own, own_squares in told)
-    return mean, np.sqrt(squares / n)
+    """Mean and deviation of columns, from every site's number of rows, means, and squares around them."""
+    told = reduce(lambda so_far, rows: so_far.with_rows(rows), arrays, Moments())
+    return np.asarray(told.mean), told.deviation
 
 
 def _unit(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from partita.families.gaussian import MeanFieldMoments
 from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Step, Whitened, greedy
 from partita.gp.whitened import for_each
 from partita.ledger import Ledger, Update
+from partita.moments import Affine
 from partita.runtime import Array, on_host, precision
 from partita.shards import rounded
 
@@ -216,7 +217,7 @@ class Stream:
         ledger.fold(changes)
         return ledger
 
-    def rescaled(self, before: "Affine", after: "Affine", targets: tuple["Affine", "Affine"] | None) -> "Stream":
+    def rescaled(self, before: Affine, after: Affine, targets: tuple[Affine, Affine] | None) -> "Stream":
         """The same stream in other units of inputs and, where given, of targets."""
 
         def changed(factor: Factor) -> Factor:
@@ -314,13 +315,6 @@ class Stream:
             drawn = self.draws(samples)
             m, S = on_host(predict_jointly(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))
         return m, S, drawn
-
-
-class Affine(NamedTuple):
-    """value = mean + scale × standardised value."""
-
-    mean: np.ndarray
-    scale: np.ndarray
 
 
 class Learnt(NamedTuple):

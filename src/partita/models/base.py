@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from partita.checks import check_positive
-from partita.errors import ImproperDensity, InputError, ShardError
+from partita.errors import ImproperDensity, InputError, ShardError, reason
 from partita.families import Family, Gaussian, MeanField
 from partita.metrics import classification, regression
 from partita.runtime import Array, on_host, precision
@@ -33,11 +33,12 @@ class AbstractModel(eqx.Module):
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
     # there are any, so that a whole step never lowers the free energy, and is exact without them;
     # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
-    # layers.
+    # layers; whether it has exponentials, of which a wide prior expects too much to start from.
     closed_form: ClassVar[bool] = False
     conjugate: ClassVar[bool] = False
     projected: ClassVar[bool] = False
     layered: ClassVar[bool] = False
+    steep: ClassVar[bool] = False
 
     outputs: ClassVar[int] = 1
 
@@ -109,7 +110,7 @@ class AbstractModel(eqx.Module):
     @property
     def start(self) -> Family | None:
         """A density from which refinements of the untouched prior start, where the prior is a bad place."""
-        return None
+        return narrowed(prior_of(self, self.hyper)) if self.steep and self.given_prior is None else None
 
     @property
     def dtype(self) -> np.dtype:
@@ -260,9 +261,8 @@ class Model(AbstractModel):
             with precision(self.dtype):
                 shape = _shape_of(self.function, self.initial_hyper, _like(self.natural_prior({})), _like(data))
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
             advice = "it has to be made of JAX operations, for parameters and data of these shapes"
-            raise ShardError(site, "log_prob", f"does not run: {advice} ({type(error).__name__}: {reason})") from error
+            raise ShardError(site, "log_prob", f"does not run: {advice} ({reason(error)})") from error
         if shape != (rows,):
             raise ShardError(site, "log_prob", f"expected one number per row, {(rows,)}, got {shape}")
 

@@ -10,7 +10,7 @@ from partita.checks import check_positive
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.gaussian import LOG_2PI
-from partita.models.base import Hyper, Rows, narrowed, prior_of
+from partita.models.base import Hyper, Rows
 from partita.models.linear import LinearPredictor
 from partita.runtime import Array
 
@@ -29,6 +29,8 @@ class HeteroscedasticRegression(LinearPredictor):
 
     closed_form: ClassVar[bool] = True
     projected: ClassVar[bool] = False
+    steep: ClassVar[bool] = True
+    blocks: ClassVar[tuple[str, ...]] = ("", "log_variance_")
 
     def __check_init__(self) -> None:
         check_positive(spread_scale=self.spread_scale)
@@ -43,10 +45,6 @@ class HeteroscedasticRegression(LinearPredictor):
         both = [self.prior_precision({"prior_scale": hyper[name]}) for name in ("prior_scale", "spread_scale")]
         precision = jnp.concatenate(both)
         return Gaussian(jnp.zeros_like(precision), jnp.diag(precision))
-
-    @property
-    def start(self) -> Family | None:
-        return None if self.given_prior is not None else narrowed(prior_of(self, self.hyper))
 
     def predictors(self, params: Array, X: Array) -> Array:
         """xᵀβ."""

@@ -12,7 +12,7 @@ from partita.checks import check_count, check_positive
 from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField, NormalGamma
 from partita.families.gaussian import LOG_2PI
-from partita.models.base import Hyper, Predictor, Rows, check_labels, narrowed, prior_of
+from partita.models.base import Hyper, Predictor, Rows, check_labels
 from partita.runtime import Array
 from partita.shards import as_numbers
 
@@ -29,6 +29,8 @@ class LinearPredictor(Predictor):
     posterior: Posterior = "full"
 
     projected: ClassVar[bool] = True
+    # What weights are of, one block of columns after the other: prefixes of their names.
+    blocks: ClassVar[tuple[str, ...]] = ("",)
 
     def __check_init__(self) -> None:
         check_count(features=self.features)
@@ -113,10 +115,7 @@ class PoissonRegression(LinearPredictor):
     """Counts with rate exp(xᵀθ)."""
 
     closed_form: ClassVar[bool] = True
-
-    @property
-    def start(self) -> Family | None:
-        return None if self.given_prior is not None else narrowed(prior_of(self, self.hyper))
+    steep: ClassVar[bool] = True
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         y = LinearPredictor.targets(self, site, y)

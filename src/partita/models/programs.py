@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.checks import import_extra
-from partita.errors import InputError, ShardError
+from partita.errors import InputError, ShardError, reason
 from partita.families import Family, Gaussian, MeanField
-from partita.models.base import AbstractModel, Hyper, Weighted, narrowed, prior_of
+from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
 from partita.runtime import Array, on_host, precision
@@ -49,6 +49,8 @@ class NumPyroModel(AbstractModel):
     is_gaussian: bool = eqx.field(static=True, default=True)
     # To how many rows groups are padded, so that sites share one shape; each its own, if None.
     group_rows: int | None = eqx.field(static=True, default=None)
+
+    steep: ClassVar[bool] = True
 
     @property
     def smooth(self) -> bool:
@@ -86,10 +88,8 @@ class NumPyroModel(AbstractModel):
         try:
             jax.eval_shape(lambda params, own, row: self._rows(self.run(params, own, row)), *numbers, row)
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            raise InputError(
-                f"model: runs, but cannot be compiled: use jax.numpy, and jnp.where instead of if ({reason})"
-            ) from error
+            advice = "use jax.numpy, and jnp.where instead of if"
+            raise InputError(f"model: runs, but cannot be compiled: {advice} ({reason(error)})") from error
 
     def _base(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, bool]:
         """A Gaussian in the place of the prior: its moments, and whether it is the prior."""
@@ -114,7 +114,7 @@ class NumPyroModel(AbstractModel):
 
     @property
     def start(self) -> Family | None:
-        return None if self.layout is None or self.given_prior is not None else narrowed(prior_of(self, {}))
+        return None if self.layout is None else super().start
 
     def shard(self, site: int, raw: Any) -> Shard:
         """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""

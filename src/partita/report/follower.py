@@ -111,7 +111,7 @@ class Follower:
 
     def read(self) -> bool:
         """Whether there is something new."""
-        if not (self.folder / "journal.sqlite").exists():
+        if not self.has_begun:
             return False
         written, before = self._last_written(), self.last
         # In parts, because there may be very many; what is written meanwhile is for the next time.
@@ -185,6 +185,10 @@ class Follower:
         return True
 
     @property
+    def has_begun(self) -> bool:
+        return (self.folder / "journal.sqlite").exists()
+
+    @property
     def is_finished(self) -> bool:
         return bool(self.last) and (
             self._finished >= self.last["fold"] or self.last["version"] >= self.last.get("total", np.inf)
@@ -197,8 +201,8 @@ class Follower:
     def state(self) -> Row:
         """Whether the run goes on, in a word and in a sentence; and for how many seconds it has been still."""
         if not self.last:
-            there = (self.folder / "journal.sqlite").exists()
-            words = "The run has begun; its first update is on the way." if there else "The run has not begun yet."
+            on_the_way = "The run has begun; its first update is on the way."
+            words = on_the_way if self.has_begun else "The run has not begun yet."
             return {"state": "waiting", "words": words, "still": 0.0}
         still = time.monotonic() - self._moved
         state = "finished" if self.is_finished else "still" if still > STILL else "running"

@@ -1,0 +1,46 @@
+"""Means and deviations of columns, from rows that are in several places or arrive over time; units made of them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Affine(NamedTuple):
+    """value = mean + scale × standardised value."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+
+class Moments:
+    """Running means and variances of columns, over all rows so far (Chan, Golub and LeVeque, 1983)."""
+
+    def __init__(self, count: float = 0.0, mean: Any = 0.0, total: Any = 0.0):
+        self.count, self.mean, self.total = count, mean, total
+
+    def with_rows(self, rows: np.ndarray) -> "Moments":
+        count = self.count + len(rows)
+        delta = rows.mean(axis=0) - self.mean
+        mean = self.mean + delta * len(rows) / count
+        total = self.total + ((rows - rows.mean(axis=0)) ** 2).sum(axis=0)
+        return Moments(count, mean, total + delta**2 * self.count * len(rows) / count)
+
+    @property
+    def deviation(self) -> np.ndarray:
+        return np.sqrt(np.asarray(self.total) / max(self.count, 1))
+
+    @property
+    def affine(self) -> Affine:
+        """Columns that do not vary are left in their own units."""
+        scale = self.deviation
+        return Affine(np.asarray(self.mean, float), np.where(self._varies(scale), scale, 1.0))
+
+    @property
+    def shared(self) -> Affine:
+        """With one scale for all columns, that of the one that varies most."""
+        scale = self.deviation
+        largest = np.max(np.where(self._varies(scale), scale, 0.0))
+        return Affine(np.asarray(self.mean, float), np.full_like(scale, largest if largest > 0 else 1.0))
+
+    def _varies(self, scale: np.ndarray) -> np.ndarray:
+        return scale > 1e-12 * np.abs(self.mean)
