@@ -90,7 +90,7 @@ class FrozenClassifier:
         prior = MeanField.from_moments(self.location_, self.scale_)
         free = Free(self.location_, np.log(self.scale_), np.zeros(len(new)), 0.3 * np.eye(len(new)))
         optimiser = optax.adam(optax.cosine_decay_schedule(0.03, self.steps))
-        before = exponentials(self.unravel(self.location_))
+        before = exponentials(self.unravel(jnp.asarray(self.location_)))
 
         def loss(free: Free, key: Array) -> Array:
             if not self.variational:
