@@ -232,6 +232,7 @@ class ExpectedHessian(Expectation):
             return found, MeanField(gradient - curvature * q.location, -curvature)
         return found, Gaussian(gradient - H @ q.location, -0.5 * (H + H.T))
 
+
 class ExpectedSlope(Expectation):
     """Gradients of log p at fixed points around the mean, for any model of a few hundred numbers, with kinks or not.
 
