@@ -8,11 +8,14 @@ from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal, norm
 
 import partita as pt
+from partita.engines.ray import Holder
 from partita.errors import InputError
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
 from partita.free_energy import LocalProblem
+from partita.messages import encoded_question
 from partita.references import comparisons, problems
+from partita.run import prepared
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 
 GENERATOR = np.random.default_rng(3)
@@ -86,6 +89,21 @@ def test_ep_is_that_of_the_textbook_and_close_to_exact():
     variational = run(PROBIT, ROWS, FixedPoint())
     assert variational.log_evidence < evidence - 0.02
     assert np.all(np.diag(variational.posterior.covariance) < np.diag(covariance))
+
+
+def test_sites_across_a_wire_are_asked_with_their_factors():
+    result = run(PROBIT, ROWS, MomentMatching(), passes=2)
+    job = prepared(PROBIT, ROWS, solver=MomentMatching()).job()
+    holder = Holder(job, dict(enumerate(ROWS)), None, "none")
+    holder.prepare(dict.fromkeys(range(len(ROWS)), 1))
+    asked = {m: encoded_question(result.posterior, result.hyper, t) for m, t in enumerate(result.factors)}
+    said = holder.evaluate(asked)
+    assert_allclose([said[m] for m in range(len(ROWS))], result.expected_log_probs, rtol=1e-12)
+    assert_allclose(sum(said.values()) - result.posterior.kl(result.prior), result.log_evidence, rtol=1e-12)
+    # Without factors, they are asked for what a bound is made of.
+    plain = holder.evaluate({None: encoded_question(result.posterior, result.hyper)})
+    bound = pt.evidence(PROBIT, ROWS, result.posterior)
+    assert_allclose(sum(plain.values()) - result.posterior.kl(result.prior), bound, rtol=1e-12)
 
 
 def textbook_clutter_ep(passes=60):
