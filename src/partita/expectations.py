@@ -260,9 +260,10 @@ class ExpectedSlope(Expectation):
         values, slopes = _mapped(jax.value_and_grad(value), placed, shard.data)
         found, gradient, apart = jnp.mean(values), jnp.mean(slopes, axis=0), placed - q.location
         if isinstance(q, MeanField):
-            curvature = jnp.mean(slopes * apart, axis=0) / q.variance
+            curvature = jnp.mean((slopes - gradient) * apart, axis=0) / q.variance
             return found, MeanField(gradient - curvature * q.location, -curvature)
-        H = slopes.T @ apart @ q.precision / len(placed)
+        # Σ (θ - m) is zero but for rounding, which a steep mean slope would make large.
+        H = (slopes - gradient).T @ apart @ q.precision / len(placed)
         # What the likelihood does not look at has no curvature, with anything.
         seen = jnp.any(slopes != 0, axis=0)
         H = jnp.where(seen & seen[:, None], 0.5 * (H + H.T), 0)
@@ -296,7 +297,9 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
             return GaussNewton()
         if model.projected and gaussian:
             return GaussHermite() if model.outputs == 1 else LocalReparameterisation()
-        return ExpectedHessian() if model.smooth and vector else MonteCarlo()
+        if vector:
+            return ExpectedHessian() if model.smooth else ExpectedSlope()
+        return MonteCarlo()
     problem = None
     if isinstance(wanted, ClosedForm) and not model.closed_form:
         problem = "the model has no closed form"
