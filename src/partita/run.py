@@ -392,7 +392,8 @@ class Run:
             history.append(row)
             if journal is not None:
                 journal.add_row(event.fold, row)
-        said = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
+        own = (self.ledger.factors(),) if self.solver.values_factor else ()
+        said = self.engine.evaluate(self.ledger.posterior, self.current_hyper, *own)
         said |= dict.fromkeys(self.ledger.retired, 0.0)
         check_log_probs(said)
         if history and history[-1]["problem"] is not None:
