@@ -1,0 +1,88 @@
+"""Files that are for their owner alone, and reads that end: no link is followed, no size is taken on trust.
+
+What goes wrong is an `OSError` whose `strerror` says what, so that callers report it as they report a full disk.
+"""
+
+import errno
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+# For the owner alone, whatever the umask.
+FOLDER, FILE = 0o700, 0o600
+# Bytes of what people write by hand, of what a run writes about itself, and of a table.
+MOST_SETTINGS, MOST_NOTES, MOST_TABLE = 1_000_000, 100_000_000, 10_000_000_000
+
+
+def make_folder(path: str | os.PathLike) -> Path:
+    """A folder that only its owner can look into, with all that it lies in; one that is there stays as it is."""
+    folder = Path(path)
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for one in reversed(missing):
+        one.mkdir(FOLDER, exist_ok=True)
+    return Path(path)
+
+
+def open_private(path: str | os.PathLike, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    """A file of our own, for its owner alone; refused, if it is a link, somebody else's, or has other names."""
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file")
+        if status.st_uid != os.geteuid() or status.st_nlink > 1:
+            raise OSError(errno.EPERM, "belongs to another user, or has another name: delete it, or use another folder")
+        if stat.S_IMODE(status.st_mode) != FILE:
+            os.fchmod(handle, FILE)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def replace_file(path: str | os.PathLike, data: bytes, durable: bool = False) -> Path:
+    """The file has these bytes, or what it had before. A link is replaced, not followed."""
+    target = Path(path)
+    make_folder(target.parent)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return target
+
+
+def check_size(path: str | os.PathLike, most: int) -> None:
+    """That a file is one, and not larger than this: before somebody else's reader is let at it."""
+    _checked(os.stat(path), most)
+
+
+def read_file(path: str | os.PathLike, most: int) -> bytes:
+    """All of a file that has at most so many bytes; never of a pipe or a device, where reading may not end."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        size = _checked(os.fstat(handle), most)
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            return stream.read(size)
+    finally:
+        os.close(handle)
+
+
+def _checked(status: os.stat_result, most: int) -> int:
+    if stat.S_ISDIR(status.st_mode):
+        raise OSError(errno.EISDIR, "is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file")
+    if status.st_size > most:
+        raise OSError(errno.EFBIG, f"is too large: {status.st_size} bytes, at most {most} are read")
+    return status.st_size
