@@ -7,19 +7,22 @@ import errno
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 # For the owner alone, whatever the umask.
 FOLDER, FILE = 0o700, 0o600
 # Bytes of what people write by hand, of what a run writes about itself, and of a table.
 MOST_SETTINGS, MOST_NOTES, MOST_TABLE = 1_000_000, 100_000_000, 10_000_000_000
+# Of a journal's database; large updates are beside it.
+MOST_JOURNAL = 1_000_000_000_000
 
 
 def make_folder(path: str | os.PathLike) -> Path:
     """A folder that only its owner can look into, with all that it lies in; one that is there stays as it is."""
     folder = Path(path)
     missing = []
-    while not folder.is_dir():
+    while not folder.is_dir() and folder != folder.parent:
         missing.append(folder)
         folder = folder.parent
     for one in reversed(missing):
@@ -29,19 +32,39 @@ def make_folder(path: str | os.PathLike) -> Path:
 
 def open_private(path: str | os.PathLike, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """A file of our own, for its owner alone; refused, if it is a link, somebody else's, or has other names."""
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
     try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file")
-        if status.st_uid != os.geteuid() or status.st_nlink > 1:
-            raise OSError(errno.EPERM, "belongs to another user, or has another name: delete it, or use another folder")
-        if stat.S_IMODE(status.st_mode) != FILE:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _no_file(path) from None
+        raise
+    try:
+        if not _is_private(os.fstat(handle), path):
             os.fchmod(handle, FILE)
     except BaseException:
         os.close(handle)
         raise
     return handle
+
+
+def check_private(path: str | os.PathLike) -> None:
+    """The same of a file that somebody else's code will open by its name, if it is there."""
+    with suppress(FileNotFoundError):
+        if not _is_private(os.lstat(path), path):
+            os.chmod(path, FILE)
+
+
+def _is_private(status: os.stat_result, path: str | os.PathLike) -> bool:
+    """Whether a file of our own is for its owner alone; an error, if it is not our own."""
+    if not stat.S_ISREG(status.st_mode):
+        raise _no_file(path)
+    if status.st_uid != os.geteuid() or status.st_nlink > 1:
+        raise OSError(errno.EPERM, "belongs to another user, or has another name: delete it", str(path))
+    return stat.S_IMODE(status.st_mode) == FILE
+
+
+def _no_file(path: str | os.PathLike) -> OSError:
+    return OSError(errno.EINVAL, "is a link, or something else that is no file: delete it", str(path))
 
 
 def replace_file(path: str | os.PathLike, data: bytes, durable: bool = False) -> Path:

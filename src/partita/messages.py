@@ -20,11 +20,14 @@ from partita.families import Family
 from partita.ledger import Task, Update
 from partita.models import Hyper
 from partita.solvers import Outcome
+from partita.text import clean
 
 # How arrays may be made smaller on the wire, at the price of digits.
 Compression = Literal["none", "float16"]
 # Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
+# Characters of why a site is away, or not asked again.
+MOST_REASON = 1000
 LARGEST, TINY = 2.0**15, 1e-300
 NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
@@ -45,6 +48,10 @@ class Notice:
     site: int
     kind: NoticeKind
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        # Often a site's own words; they are kept, and shown in many places.
+        object.__setattr__(self, "reason", clean(self.reason, MOST_REASON))
 
     @property
     def ends_task(self) -> bool:
