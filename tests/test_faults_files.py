@@ -1,17 +1,29 @@
 """What holds of files, pages and terminals when they meet strangers, by number as in `docs/server.md`."""
 
+import csv
+import io
 import json
 import sqlite3
 from contextlib import closing
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
 
 import partita as pt
-from partita import storage
-from partita.errors import RunMismatch
+from partita import storage, telemetry
+from partita.cli import app
+from partita.errors import InputError, MalformedUpdate, RunMismatch, StorageError
+from partita.federation.state import logger
 from partita.ledger import Ledger
+from partita.messages import Notice, decoded_update
+from partita.models import prior_of
+from partita.report.terminal import table_of
 from partita.schedules import Asynchronous, Synchronous
+from partita.text import clean
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
@@ -90,3 +102,96 @@ def test_26_every_fold_is_witnessed_and_a_changed_digest_is_noticed(tmp_path):
     execute(tmp_path, "UPDATE posteriors SET digest = x'00' WHERE fold = 7")
     with pytest.raises(RunMismatch, match="fold 7 leads"):
         pt.fit(MODEL, SHARDS, **settings, resume=True)
+
+
+# 27: control characters, markup, megabytes in texts from sites, tables and files
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
+EVIL = f"[/b]x {ESCAPES}[bold]:bomb:<img src=x onerror=alert(1)>"
+
+
+def is_plain(text):
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+@given(text=st.text(st.characters(), max_size=60), most=st.integers(1, 40), lines=st.booleans())
+def test_27_clean_text_is_printable_short_and_stays_what_it_is(text, most, lines):
+    cleaned = clean(text, most, lines)
+    assert len(cleaned) <= most
+    assert is_plain(cleaned)
+    assert lines or "\n" not in cleaned
+    assert clean(cleaned, most, lines) == cleaned
+    if text.isprintable() and len(text) <= most:
+        assert cleaned == text
+
+
+def shown_on(terminal, show):
+    stream = io.StringIO()
+    show(Console(file=stream, force_terminal=terminal, width=300, color_system=None))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_27_tables_and_progress_show_what_is_there_and_obey_nothing(terminal, monkeypatch):
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    table = shown_on(terminal, lambda console: console.print(table_of(EVIL, [{EVIL: EVIL, "number": 1.0}])))
+
+    def progress(console):
+        with telemetry.Progress(EVIL, console) as bar:
+            bar.show(1, 2, EVIL)
+            bar.say(EVIL)
+
+    for text in (table, shown_on(terminal, progress)):
+        assert "[/b]x" in text
+        assert "owned" in text
+        assert ":bomb:" in text
+        assert not any(bad in text for bad in ("\x1b]", "\x07", "\x1b[2J\u202e", "\u202e"))
+
+
+def test_27_a_level_with_markup_does_not_end_a_fit(tmp_path):
+    generator = np.random.default_rng(1)
+    for site in ("north", "south"):
+        with (tmp_path / f"{site}.csv").open("w", newline="", encoding="utf-8") as stream:
+            rows = csv.writer(stream)
+            rows.writerow(["y", "arm"])
+            rows.writerows(
+                [f"{value:.3f}", ("A", EVIL)[place % 2]] for place, value in enumerate(generator.normal(size=20))
+            )
+    (tmp_path / "r.toml").write_text(
+        '[data]\nsites = "*.csv"\n[regression]\nformula = "y ~ arm"\n[schedule]\nrounds = 3\n'
+    )
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "r.toml"), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert "[/b]x" in done.output
+    assert is_plain(done.output)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<img src=x" not in page
+    assert "\x1b" not in page
+
+
+def test_27_errors_and_notices_quote_no_escapes_and_not_without_end():
+    for error in (InputError(f"level {EVIL}"), MalformedUpdate(3, EVIL * 1000), StorageError("a" * 10**6)):
+        assert is_plain(str(error))
+        assert len(str(error)) <= 4000
+    notice = Notice(0, "away", EVIL * 1000)
+    assert is_plain(notice.reason)
+    assert len(notice.reason) <= 1000
+
+
+def test_27_a_dtype_with_a_name_of_12_kb_is_told_in_a_line():
+    header = json.dumps(
+        {"change.0": {"dtype": "\x1b]0;" + "F" * 12_000, "shape": [1], "data_offsets": [0, 8]}}
+    ).encode()
+    payload = len(header).to_bytes(8, "little") + header + bytes(8)
+    with pytest.raises(MalformedUpdate) as caught:
+        decoded_update(0, 0, payload, prior_of(MODEL, MODEL.hyper))
+    assert is_plain(str(caught.value))
+    assert len(str(caught.value)) < 500
+
+
+def test_27_a_log_is_one_short_line_for_each_event(tmp_path):
+    log = logger(tmp_path / "run", "log")
+    log.warning("site", extra={"row": {"problem": EVIL * 10_000, "names": [EVIL]}})
+    (line,) = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert len(line) < 5000
+    assert is_plain(json.loads(line)["problem"] + json.loads(line)["names"][0])

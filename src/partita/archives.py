@@ -12,6 +12,7 @@ from partita.errors import CorruptStorage, RunMismatch, StorageError
 from partita.files import check_size, replace_file
 from partita.messages import content_digest
 from partita.telemetry import Row
+from partita.text import clean
 
 FORMAT = 1
 # Bytes of a saved result. Arrays are as large as the file says that it is, so there is no bomb in it.
@@ -51,7 +52,7 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file") from None
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptStorage(f"{path}: not a readable result ({error})") from error
+        raise CorruptStorage(f"{path}: not a readable result ({clean(error)})") from error
     if "partita" not in metadata:
         raise CorruptStorage(f"{path}: was not written by Partita")
     if metadata.get("sha256") != content_digest(arrays, metadata["partita"]):
@@ -68,7 +69,7 @@ def _read_about(path: str | os.PathLike, text: str) -> Row:
     try:
         about = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CorruptStorage(f"{path}: not a readable result ({error})") from error
+        raise CorruptStorage(f"{path}: not a readable result ({clean(error)})") from error
     if not isinstance(about, dict):
         raise CorruptStorage(f"{path}: was not written by Partita")
     return about

@@ -82,7 +82,7 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
         if steps < 0:
             raise ValueError(f"steps: {steps}")
     except (SafetensorError, KeyError, ValueError, OverflowError, TypeError) as error:
-        raise MalformedUpdate(site, f"cannot be read: {error}") from error
+        raise MalformedUpdate(site, f"cannot be read: {clean(error)}") from error
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
 
 
@@ -117,7 +117,7 @@ def decoded_task(payload: bytes, like: Family) -> Task:
             message_only=message_only,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise MalformedMessage(f"task: cannot be read: {error}") from error
+        raise MalformedMessage(f"task: cannot be read: {clean(error)}") from error
 
 
 def encoded_question(posterior: Family, hyper: Hyper) -> bytes:
@@ -131,7 +131,7 @@ def decoded_question(payload: bytes, like: Family) -> tuple[Family, Hyper]:
     try:
         return _density("posterior", arrays, like), _hyper(about)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise MalformedMessage(f"question: cannot be read: {error}") from error
+        raise MalformedMessage(f"question: cannot be read: {clean(error)}") from error
 
 
 def _density(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> Family:
@@ -158,7 +158,7 @@ def unpack(kind: str, payload: bytes, like: Family, densities: int = 1) -> tuple
         about = json.loads(text)
         wrong = about.pop("kind") != kind or digest != content_digest(arrays, text)
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise MalformedMessage(f"{kind}: cannot be read: {error}") from error
+        raise MalformedMessage(f"{kind}: cannot be read: {clean(error)}") from error
     if wrong:
         raise MalformedMessage(f"{kind}: is another kind of message, or not what was sent")
     return about, arrays

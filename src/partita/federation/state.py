@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import ServerFolder, holder
-from partita.messages import Notice
+from partita.messages import MOST_REASON, Notice
 from partita.storage import read_notices
 from partita.telemetry import Row, plain, to_json
+from partita.text import clean
 
 State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]
 ENDED = ("finished", "stalled", "failed")
@@ -113,8 +114,16 @@ class _JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         about = {"time": round(record.created, 3), "level": record.levelname.lower(), "event": record.getMessage()}
-        row: Any = plain(getattr(record, "row", {}))
-        return json.dumps({**about, **row})
+        return json.dumps({**about, **_cleaned(plain(getattr(record, "row", {})))})
+
+
+def _cleaned(value: Any) -> Any:
+    """What sites said, in lines of a log that end somewhere."""
+    if isinstance(value, dict):
+        return {clean(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    return clean(value, MOST_REASON) if isinstance(value, str) else value
 
 
 METRICS: Sequence[tuple[str, str, str]] = (
