@@ -1,10 +1,16 @@
 """What holds of files, pages and terminals when they meet strangers, by number as in `docs/server.md`."""
 
 import csv
+import http.client
 import io
 import json
+import os
+import socket
 import sqlite3
-from contextlib import closing
+import stat
+import threading
+import urllib.parse
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -17,10 +23,16 @@ import partita as pt
 from partita import storage, telemetry
 from partita.cli import app
 from partita.errors import InputError, MalformedUpdate, RunMismatch, StorageError
-from partita.federation.state import logger
+from partita.federation.folders import ServerFolder
+from partita.federation.state import logger, serve_metrics
 from partita.ledger import Ledger
 from partita.messages import Notice, decoded_update
 from partita.models import prior_of
+from partita.report import write_report
+from partita.report.follower import Follower
+from partita.report.live import served
+from partita.report.loopback import MOST_CONNECTIONS
+from partita.report.measures import write_measures
 from partita.report.terminal import table_of
 from partita.schedules import Asynchronous, Synchronous
 from partita.text import clean
@@ -195,3 +207,139 @@ def test_27_a_log_is_one_short_line_for_each_event(tmp_path):
     (line,) = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     assert len(line) < 5000
     assert is_plain(json.loads(line)["problem"] + json.loads(line)["names"][0])
+
+
+# 28: other users on the machine
+
+
+@pytest.fixture
+def open_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder):
+    return {path.relative_to(folder.parent).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+def test_28_files_of_a_run_are_for_their_owner_alone_whatever_the_umask(tmp_path, open_umask, monkeypatch):
+    monkeypatch.setattr(storage, "INLINE", 10)
+    found, seen = tmp_path / "runs" / "one", {}
+    result = fit(found, callbacks=[lambda event: seen.update(modes(found))])
+    result.save(found / "result.safetensors")
+    write_report(found / "report.html", Follower(found).report())
+    write_measures(found, result, (X, Y))
+    log = logger(found, "log")
+    log.info("something")
+    seen |= modes(found)
+    wanted = {"journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "payloads", "lock", "log.jsonl"}
+    assert {f"one/{name}" for name in (*wanted, "result.safetensors", "report.html", "measures.json")} <= seen.keys()
+    assert set(seen.values()) == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (found, found.parent)} == {0o700}
+
+
+def test_28_a_journal_that_others_could_read_is_closed_to_them_on_resume(tmp_path):
+    fit(tmp_path)
+    names = ("journal.sqlite", "payloads", "lock")
+    for name in names:
+        (tmp_path / name).chmod(0o666)
+    fit(tmp_path, rounds=4, resume=True)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names} == {0o600}
+
+
+@pytest.mark.parametrize("link", ["symbolic", "dangling", "hard"])
+@pytest.mark.parametrize("name", ["payloads", "lock", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm"])
+def test_28_planted_links_are_refused_and_their_targets_stay(tmp_path, name, link):
+    target, folder = tmp_path / "precious", tmp_path / "run"
+    folder.mkdir()
+    if link != "dangling":
+        target.write_bytes(b"precious")
+    (folder / name).hardlink_to(target) if link == "hard" else (folder / name).symlink_to(target)
+    with pytest.raises(StorageError, match=f"{name}: .*delete it"):
+        fit(folder, resume=True)
+    assert target.read_bytes() == b"precious" if link != "dangling" else not target.exists()
+
+
+def test_28_a_planted_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "payloads")
+    with pytest.raises(StorageError, match="payloads: is a link, or something else that is no file"):
+        fit(tmp_path)
+
+
+def test_28_logs_and_states_follow_no_link(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("log.jsonl", "result.safetensors", "report.html"):
+        (folder / name).symlink_to(target)
+    with pytest.raises(OSError, match="is a link"):
+        logger(folder, "log")
+    fit(folder).save(folder / "result.safetensors")
+    write_report(folder / "report.html", Follower(folder).report())
+    assert target.read_text() == "precious"
+    assert not (folder / "result.safetensors").is_symlink()
+
+
+# 30: slow or many clients of the live page and of metrics
+
+
+class Metrics:
+    """Metrics of a folder in which nothing runs."""
+
+    def __init__(self, folder):
+        self.server = serve_metrics(ServerFolder(folder, None, None, None), 0)
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+        return self.server.url + "metrics"
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+PAGES = {"page": lambda folder: served(Follower(folder)), "metrics": Metrics}
+
+
+def status(url, host=None):
+    parts = urllib.parse.urlsplit(url)
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=30)) as connection:
+        connection.request("GET", parts.path, headers={"Host": host or parts.netloc})
+        return connection.getresponse().status
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_30_a_hundred_slow_senders_keep_nobody_out(tmp_path, kind):
+    with PAGES[kind](tmp_path) as url, ExitStack() as opened:
+        parts = urllib.parse.urlsplit(url)
+        before = threading.active_count()
+        for _ in range(100):
+            slow = opened.enter_context(socket.create_connection((parts.hostname, parts.port)))
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert [status(url) for _ in range(3)] == [200] * 3
+        assert threading.active_count() <= before + MOST_CONNECTIONS + 5
+
+
+def test_30_listeners_that_ask_are_kept_when_those_come_who_do_not(tmp_path):
+    with served(Follower(tmp_path)) as url, ExitStack() as opened:
+        parts = urllib.parse.urlsplit(url)
+        listener = opened.enter_context(closing(http.client.HTTPConnection(parts.netloc, timeout=30)))
+        listener.request("GET", "/events")
+        stream = listener.getresponse()
+        for _ in range(60):
+            opened.enter_context(socket.create_connection((parts.hostname, parts.port)))
+        assert status(url) == 200
+        # Something that was said after all of them had come.
+        assert all(stream.readline() for _ in range(9))
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_30_another_host_is_refused(tmp_path, kind):
+    with PAGES[kind](tmp_path) as url:
+        port = urllib.parse.urlsplit(url).port
+        assert [status(url, host) for host in ("evil.example", f"evil.example:{port}", "127.0.0.1")] == [403] * 3
+        assert status(url, f"localhost:{port}") == 200

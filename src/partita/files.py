@@ -4,11 +4,13 @@ What goes wrong is an `OSError` whose `strerror` says what, so that callers repo
 """
 
 import errno
+import json
 import os
 import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 # For the owner alone, whatever the umask.
 FOLDER, FILE = 0o700, 0o600
@@ -99,6 +101,17 @@ def read_file(path: str | os.PathLike, most: int) -> bytes:
             return stream.read(size)
     finally:
         os.close(handle)
+
+
+def read_json(path: str | os.PathLike, most: int = MOST_NOTES) -> dict[str, Any]:
+    """A JSON object from a file that has at most so many bytes; a ValueError, if there is something else in it."""
+    try:
+        found = json.loads(read_file(path, most))
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("is no JSON object")
+    return found
 
 
 def _checked(status: os.stat_result, most: int) -> int:
