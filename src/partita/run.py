@@ -497,6 +497,7 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
             del arrived[update.site]
         event = _folded(run, updates, damping, tally, evidence, board)
         inbox.settle()
+        inbox.witness(event.fold)
         reached("after fold")
         yield replace(event, replayed=inbox.replaying, refused=tuple(map(str, inbox.refused)))
         inbox.refused.clear()
