@@ -3,7 +3,6 @@
 import json
 import logging
 import logging.handlers
-import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
+from partita.engines.flower import Peer
 from partita.errors import CorruptStorage, InputError, StorageError
-from partita.federation.folders import ServerFolder, holder
+from partita.federation.folders import ServerFolder, holder, write_private
 from partita.messages import Notice
 from partita.storage import read_notices
 from partita.telemetry import Row, plain, to_json
@@ -24,15 +24,23 @@ LOG_BYTES = 10_000_000
 
 def write_state(folder: ServerFolder, row: Row) -> None:
     """Whole or not at all; it is rewritten every few seconds, and nothing is lost with it."""
-    _replaced(folder.run / "state.json", to_json({"time": time.time(), **row}))
+    write_private(folder.run / "state.json", to_json({"time": time.time(), **row}))
 
 
-def _replaced(path: Path, text: str) -> None:
-    """The file has this text, or what it had before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)
+def about(peer: Peer) -> Row:
+    """What is known of a site, to be shown."""
+    return {
+        "site": peer.name,
+        "ready": peer.ready,
+        "connected": peer.node is not None,
+        "problem": peer.problem,
+        "last_seen": peer.last_seen,
+        "rows": peer.rows,
+        "tasks": peer.tasks,
+        "updates": peer.updates,
+        "bytes_down": peer.bytes_down,
+        "bytes_up": peer.bytes_up,
+    }
 
 
 def read_state(folder: ServerFolder) -> Row:
@@ -40,7 +48,8 @@ def read_state(folder: ServerFolder) -> Row:
     serving = holder(folder.run / "serve.lock")
     path = folder.run / "state.json"
     if not path.exists():
-        return {"state": "waiting for sites" if serving else "not started", "serving": serving is not None, "sites": []}
+        state = "waiting for sites" if serving else "not started"
+        return {"state": state, "serving": serving is not None, "sites": [about(Peer(name)) for name in folder.sites]}
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -67,7 +76,7 @@ def request(folder: ServerFolder, site: str, kind: Literal["retired", "readmitte
         raise InputError(f"site {site!r}: there are {', '.join(folder.sites)}")
     path = folder.requests / f"{time.time_ns():020d}-{uuid.uuid4().hex}.json"
     try:
-        _replaced(path, json.dumps({"site": site, "kind": kind}))
+        write_private(path, json.dumps({"site": site, "kind": kind}))
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}") from None
     return path
