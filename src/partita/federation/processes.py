@@ -1,5 +1,6 @@
 """A server's processes, started with what its folder says, watched, started again, ended together; and a site's."""
 
+import logging
 import os
 import re
 import signal
@@ -19,9 +20,10 @@ from partita.errors import EngineError, InputError
 from partita.federation.control import Control
 from partita.federation.folders import ServerFolder, SiteSettings, held, holder, private, read_site, split_address
 from partita.federation.link import HERE
-from partita.federation.node import Disconnected, Node, Refused
+from partita.federation.node import Answer, Disconnected, Node, Record, Refused
 from partita.federation.state import ENDED, logger, read_state
 from partita.telemetry import Row
+from partita.wire import Question
 
 # Seconds to get ready, and to end in good order.
 START, END = 60.0, 15.0
@@ -237,19 +239,7 @@ def run_site(path: Path, say: Callable[[str], None], accepts: bool = False) -> N
     cache_compilation()
     with private(path / "run"), held(path / "run" / "site.lock"), ended_by_signals() as is_asked_to_end:
         log = logger(path / "run", "log")
-        site = Site(path, accepts)
-
-        def answer(kind: Any, asked: dict[str, Any]) -> dict[str, Any]:
-            began = time.monotonic()
-            reply = site.answer(kind, asked)
-            row = {"seconds": round(time.monotonic() - began, 3), "bytes": len(reply.get("payload", b""))}
-            if "error" in reply:
-                log.warning(kind, extra={"row": {**row, "error": site.problem}})
-                say(f"could not answer: {site.problem}")
-            else:
-                log.info(kind, extra={"row": row})
-                say(f"{kind}: {row['seconds']:g} s")
-            return reply
+        answer = logged(Site(path, accepts), log, say)
 
         def tell(words: str) -> None:
             log.info(words)
@@ -277,6 +267,24 @@ def run_site(path: Path, say: Callable[[str], None], accepts: bool = False) -> N
                     ) from None
                 tell("refused, trying again")
             _pause(AGAIN, is_asked_to_end)
+
+
+def logged(site: Any, log: logging.Logger, say: Callable[[str], None]) -> Answer:
+    """What a site answers, with all that it was asked in its log: also what it refused, and why."""
+
+    def answer(kind: Question, asked: Record) -> Record:
+        began = time.monotonic()
+        reply = site.answer(kind, asked)
+        row = {"seconds": round(time.monotonic() - began, 3), "bytes": len(reply.get("payload", b""))}
+        if "error" in reply:
+            log.warning(kind, extra={"row": {**row, "error": site.problem}})
+            say(f"could not answer: {site.problem}")
+        else:
+            log.info(kind, extra={"row": row})
+            say(f"{kind}: {row['seconds']:g} s")
+        return reply
+
+    return answer
 
 
 def _attend(
