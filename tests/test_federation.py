@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
+import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import partita as pt
@@ -13,11 +16,12 @@ from partita.config import Reader
 from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
 from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
 from partita.federation.recipe import Recipe
-from partita.federation.site import Site
+from partita.federation.site import Site, read_table
 from partita.federation.state import Requests, prometheus, read_state, request, write_state
 from partita.ledger import Ledger
 from partita.messages import decoded_update, encoded_question, encoded_task
 from partita.models import prior_of
+from partita.report.posterior import in_units, intervals
 from partita.run import prepared
 from partita.schedules import Board
 
@@ -117,11 +121,53 @@ def test_a_site_notices_that_its_data_have_changed(server, folder):
     assert site.problem.startswith("ShardError: site 1: y: is not finite at [31]")
 
 
-def test_columns_are_scaled_the_same_everywhere(server, folder):
+def scaled(server):
     change(server / "federation.toml", "# centre = [0.0, 0.0]", "centre = [1.0, 2.0]")
     change(server / "federation.toml", "# scale = [1.0, 1.0]", "scale = [2.0, 4.0]")
-    columns = Recipe.parsed(read_server(server).recipe.text).columns
-    np.testing.assert_allclose(columns.scaled(X), (X - [1.0, 2.0]) / [2.0, 4.0])
+    return read_server(server).recipe
+
+
+def test_columns_are_scaled_the_same_everywhere(server, folder):
+    columns = Recipe.parsed(scaled(server).text).columns
+    inputs, _ = read_table(read_site(folder), columns)
+    np.testing.assert_allclose(inputs, (X - [1.0, 2.0]) / [2.0, 4.0])
+
+
+def test_a_saved_result_takes_rows_as_they_are_in_tables(server, tmp_path):
+    recipe = scaled(server)
+    inputs = (X - [1.0, 2.0]) / [2.0, 4.0]
+    fitted = pt.fit(recipe.model, [(inputs, Y)])
+    replace(fitted, design=recipe.columns.design).save(tmp_path / "result")
+    loaded = pt.load(tmp_path / "result")
+    right = fitted.predict_proba(inputs)
+    assert np.max(np.abs(fitted.predict_proba(X) - right)) > 0.1
+    np.testing.assert_array_equal(loaded.predict_proba(X), right)
+    np.testing.assert_array_equal(loaded.predict(X), fitted.predict(inputs))
+    # Columns of a table are found by their names.
+    table = pd.DataFrame({"bmi": X[:, 1], "name": "someone", "age": X[:, 0]})
+    np.testing.assert_array_equal(loaded.predict_proba(table), right)
+    with pytest.raises(InputError, match="X: has no column 'bmi'; expected age, bmi"):
+        loaded.predict(table.drop(columns="bmi"))
+    with pytest.raises(InputError, match=r"expected the columns age, bmi, got an array of shape \(30, 1\)"):
+        loaded.predict(X[:, :1])
+    given, made = loaded.to_arviz([(X, Y)], draws=100), fitted.to_arviz([(inputs, Y)], draws=100)
+    np.testing.assert_allclose(given.log_likelihood["y"], made.log_likelihood["y"])
+
+
+@pytest.mark.parametrize("posterior", ["full", "mean-field"])
+def test_a_report_shows_coefficients_in_units_of_the_data(server, posterior):
+    """Against draws: what acts on columns as they are is w/s, and b - w c/s."""
+    change(server / "federation.toml", "[schedule]", f'posterior = "{posterior}"\n[schedule]')
+    recipe = scaled(server)
+    centre, unit = np.array([1.0, 2.0]), np.array([2.0, 4.0])
+    fitted = pt.fit(recipe.model, [((X - centre) / unit, Y)])
+    found = intervals(fitted.posterior, in_units(replace(fitted, design=recipe.columns.design)))
+    draws = np.asarray(fitted.posterior.sample(jax.random.key(1), (200_000,)))
+    raw = np.column_stack([draws[:, :2] / unit, draws[:, 2] - draws[:, :2] @ (centre / unit)])
+    spread = raw.std(axis=0)
+    for ours, theirs in zip(found[1:], np.quantile(raw, [0.025, 0.5, 0.975], axis=0), strict=True):
+        assert np.max(np.abs(ours - theirs) / spread) < 0.02
+    assert in_units(fitted) is None
 
 
 @pytest.mark.parametrize(

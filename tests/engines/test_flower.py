@@ -182,6 +182,7 @@ def test_a_site_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
     settings = ours.site_folder("c") / "site.toml"
     settings.write_text(settings.read_text() + 'x3 = "SIZE"\n')
     ours.started["site-b"].kill()
+    ours.started["site-b"].wait()
     ours.until(lambda: not ours.site("b")["ready"])
     ours.start_sites("b")
     ours.until(lambda: ours.site("b")["ready"])

@@ -1,6 +1,7 @@
 """The server's run: the ledger, over Flower, with its journal in the federation's folder."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,4 +109,5 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
         resume=True,
         callbacks=[reporter],
     )
-    result.save(folder.result)
+    # Whoever reads it has tables, not what the model makes of them.
+    replace(result, design=folder.recipe.columns.design).save(folder.result)

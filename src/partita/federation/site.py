@@ -16,6 +16,7 @@ from partita.federation.folders import SiteSettings, read_site
 from partita.federation.recipe import Columns, Recipe
 from partita.messages import decoded_question, decoded_task, encoded_update
 from partita.models import prior_of
+from partita.predictive import scaled_columns
 from partita.run import prepared
 from partita.shards import padded_together
 from partita.wire import Question
@@ -122,4 +123,4 @@ def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, np
         raise InputError(f"{settings.path / 'site.toml'}: [columns] {unknown[0]}: the federation has no such column")
     names = [settings.columns.get(name, name) for name in (*columns.features, columns.target)]
     _, table = read_columns(settings.data, names)
-    return columns.scaled(table[:, :-1]), table[:, -1]
+    return scaled_columns(columns.design, table[:, :-1]), table[:, -1]
