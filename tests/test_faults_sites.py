@@ -2,24 +2,32 @@
 
 import asyncio
 import json
+import threading
 import time
 import warnings
 from base64 import b64encode
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import partita as pt
 from partita.cli import app as commands
+from partita.damping import as_damping
+from partita.damping.policies import Proposal
+from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError
 from partita.federation.consent import Consent
 from partita.federation.folders import new_federation, read_server, read_site
 from partita.federation.processes import logged
 from partita.federation.site import CANNOT, Site
 from partita.federation.state import logger
-from partita.ledger import Ledger
+from partita.ledger import Ledger, stacked
 from partita.messages import encoded_question, encoded_task
 from partita.models import prior_of
+from partita.run import prepared
+from partita.wire import RECORD
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -66,6 +74,77 @@ def question(recipe, kind="evaluate"):
         (task,) = Ledger(prior, 2).dispatch([0], model.hyper)
         payload = encoded_task(task)
     return {**recipe.greeting, "site": 0, "payload": payload}
+
+
+# 7: a site is killed, and comes back.
+
+
+def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
+    """Automatic damping takes a step back by its own changes: those of two sites say nothing of three."""
+    model = pt.models.LinearRegression(features=1, noise=1.0)
+    prior = prior_of(model, model.hyper)
+
+    def proposal(sites):
+        changes = stacked([prior**0.1 for _ in sites])
+        return Proposal(sites, changes, changes, prior, prior, 0, None)
+
+    damping = as_damping("auto").begin(3, parallel=True)
+    damping.observe(-10.0, 0.0)
+    damping.temper(proposal([0, 2]))
+    damping.observe(-20.0, 0.0)
+    asked = damping.temper(proposal([0, 1, 2]))
+    assert damping.share == pytest.approx(1 / 6)
+    np.testing.assert_allclose(asked.precision, (stacked([prior] * 3) ** (0.1 / 6)).precision)
+    # The same sites again: half of the step is taken back.
+    damping.observe(-30.0, 0.0)
+    back = damping.temper(proposal([0, 1, 2]))
+    assert damping.share == 0
+    np.testing.assert_allclose(back.precision, -0.5 * asked.precision)
+
+
+# 15: a site never returns.
+
+
+class HalfAnswers:
+    """A grid with two sites, of whom b sends the heads of its answers and nothing else: Flower waits for the rest."""
+
+    def __init__(self):
+        self.messages, self.is_over = {}, threading.Event()
+
+    def get_nodes(self):
+        return [SimpleNamespace(name=name, node_id=number, public_key=b"") for number, name in ((10, "a"), (11, "b"))]
+
+    def push_messages(self, messages):
+        named = {f"m{len(self.messages) + place}": message for place, message in enumerate(messages)}
+        self.messages |= named
+        return list(named)
+
+    def pull_messages(self, numbers):
+        if any(self.messages[number].metadata.dst_node_id == 11 for number in numbers):
+            self.is_over.wait(20)
+            return []
+        return [self.reply(number) for number in numbers]
+
+    def reply(self, number):
+        content = {RECORD: {"payload": np.float64(30).tobytes()}}
+        about = SimpleNamespace(reply_to_message_id=number)
+        return SimpleNamespace(metadata=about, content=content, has_error=lambda: False)
+
+
+def test_15_half_an_answer_holds_up_nobody_else(server, monkeypatch):
+    pytest.importorskip("flwr")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    grid, recipe = HalfAnswers(), server.recipe
+    engine = Flower(grid, recipe.greeting, minimum=1, timeout=3.0, patience=4.0, gather=0.1, poll=0.01)
+    try:
+        engine.open(prepared(recipe.model, ["a", "b"], **recipe.settings).job(), ["a", "b"])
+        assert [peer.ready for peer in engine.peers] == [True, False]
+    finally:
+        grid.is_over.set()
 
 
 # 17: a stranger reaches the server's port.
@@ -203,7 +282,6 @@ def test_18_a_site_answers_questions_and_runs_nothing():
     from flwr.app.message import make_message
 
     from partita.federation.node import _replied
-    from partita.wire import RECORD
 
     asked = []
 

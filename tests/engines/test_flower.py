@@ -172,7 +172,7 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
 
 def test_a_site_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
     """A site with other columns is told what is wrong, mends it, and joins; another is killed, and comes back."""
-    ours = federation(24, minimum=2, gather=1.0)
+    ours = federation(100, minimum=2, gather=1.0)
     ours.write_data("c", *SHARDS[2], names=("x1", "x2", "SIZE", "x4", "x5", "y"))
     ours.start_sites()
     ours.start("serve", "serve", ours.folder)
@@ -192,7 +192,7 @@ def test_a_site_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
 
 
 def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(federation):
-    ours = federation(14)
+    ours = federation(40)
     ours.start_sites()
     ours.start("serve", "serve", ours.folder)
     ours.until(lambda: ours.version() >= 6)
