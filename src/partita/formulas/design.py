@@ -1,6 +1,6 @@
 """What sites agree on before a regression: columns, levels, units, and how a formula reads their tables."""
 
-import re
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import InputError, reason
+from partita.formulas.language import Parsed, parse
 from partita.formulas.tables import Column, agreed, complete, conformed, described, example, labelled
 from partita.moments import Moments
 
-# A column's name, in backticks if it is not a plain one.
-NAME = r"(`[^`]+`|[\w.]+)"
-RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
 COUNTS = ("poisson", "negative binomial")
-CATEGORICAL = re.compile(rf"\bC\(\s*{NAME}\s*[,)]")
+# A dense posterior cannot have more; and how many rows are evaluated once more, without the others.
+MOST_COLUMNS, ROWS_ALONE = 10_000, 20
 
 
 @dataclass(frozen=True)
@@ -62,25 +61,11 @@ class Rows:
 
 def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Design, dict[str, Rows]]:
     """What sites agree on, and their rows read that way."""
-    fixed, group = _read_formula(formula)
-    from formulaic import Formula
-    from formulaic.errors import FormulaicError
-
-    try:
-        parsed = Formula(fixed)
-        names = sorted(map(str, parsed.required_variables))
-        left, right = parsed.lhs, parsed.rhs
-    except (FormulaicError, AttributeError, SyntaxError):
-        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r}") from None
-    _check_transforms(fixed)
-    categorical = _categorical(fixed)
-    told = {site: described(site, frame, names, categorical) for site, frame in frames.items()}
+    parsed = parse(formula)
+    told = {site: described(site, frame, parsed.names, parsed.categorical) for site, frame in frames.items()}
     columns = agreed(told)
-    try:
-        spec = right.get_model_matrix(example(columns), na_action="ignore").model_spec
-    except (FormulaicError, NameError, TypeError, ValueError) as error:
-        raise InputError(f"formula: {formula!r} cannot be evaluated: {error}") from None
-    reader = _Reader(columns, spec, left, family, group)
+    spec = specified(parsed, columns)
+    reader = _Reader(columns, spec, parsed.left, family, parsed.group)
     parts = {site: reader.rows(site, frame) for site, frame in frames.items()}
     _number_groups(parts)
     found = [name for name in spec.column_names if name != "Intercept"]
@@ -91,10 +76,10 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     design = Design(
         formula,
         family,
-        group,
+        parsed.group,
         columns,
         spec,
-        left,
+        parsed.left,
         tuple(found),
         intercept,
         centre=mean if intercept else np.zeros_like(mean),
@@ -106,43 +91,52 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     return design, parts
 
 
-def _categorical(formula: str) -> list[str]:
-    """The columns whose numbers stand for levels."""
-    names = CATEGORICAL.findall(formula)
-    if len(names) < len(re.findall(r"\bC\(", formula)):
-        raise InputError("formula: C() takes a column, whose levels all sites tell: make what it holds a column first")
-    return [name.strip("`") for name in names]
+def specified(parsed: Parsed, columns: Mapping[str, Column]) -> Any:
+    """How formulaic turns rows into columns of numbers: from levels alone."""
+    from formulaic.errors import FormulaicError
+
+    sizes = [math.prod(len(columns[name].levels or "1") for name in names) for names in parsed.expanded]
+    if sum(sizes) > MOST_COLUMNS:
+        raise InputError(f"formula: has up to {sum(sizes)} coefficients, more than {MOST_COLUMNS}: use fewer levels")
+    try:
+        return parsed.right.get_model_matrix(example(columns), na_action="ignore").model_spec
+    except (FormulaicError, NameError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"formula: cannot be evaluated: {reason(error)}") from None
 
 
-def _check_transforms(formula: str) -> None:
-    """Refuse those that take numbers from the data, such as their mean."""
-    from formulaic.transforms import TRANSFORMS
+def evaluate(place: str, spec: Any, kept: Any) -> np.ndarray:
+    """Rows as a formula reads them, without the intercept.
 
-    of_data = [
-        name for name, one in TRANSFORMS.items() if getattr(one, "__is_stateful_transform__", False) and name != "C"
-    ]
-    for name in re.findall(r"\b(\w+)\(", formula):
-        if name == "offset":
-            raise InputError(
-                "formula: offsets are not known: an exposure n is a column, log(n), whose coefficient is learnt"
-            )
-        if name in of_data:
-            raise InputError(
-                f"formula: {name}() depends on all data, which nobody has: use numbers, such as I((age - 50) / 10)"
-            )
+    Every row's values are from that row alone, or sites would read the formula in different ways: `language` sees to
+    it, and here some rows are evaluated by themselves.
+    """
+    X = _matrix(place, spec, kept)
+    some = np.unique(np.linspace(0, len(kept) - 1, ROWS_ALONE).astype(int))[::-1]
+    if not np.allclose(_matrix(place, spec, kept.iloc[some]), X[some], rtol=1e-9, equal_nan=True):
+        raise InputError(f"{place}: the formula gives a row other values if it is alone: sites would not agree on it")
+    check_size(place, "formula", X)
+    return X
 
 
-def _read_formula(formula: str) -> tuple[str, str | None]:
-    """The part that formulaic reads, and the group that has intercepts of its own."""
-    if not isinstance(formula, str) or formula.count("~") != 1:
-        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r}")
-    groups = RANDOM_INTERCEPT.findall(formula)
-    fixed = RANDOM_INTERCEPT.sub("", formula)
-    if re.search(r"(?<!\|)\|(?!\|)", fixed) or len(groups) > 1:
-        raise InputError(f"formula: of terms with |, only one random intercept (1 | group) is known; got {formula!r}")
-    if not fixed.split("~")[1].strip(" +"):
-        fixed = fixed.split("~")[0] + "~ 1"
-    return fixed, (groups[0].strip("`") if groups else None)
+def _matrix(place: str, spec: Any, kept: Any) -> np.ndarray:
+    from formulaic.errors import FormulaicError
+
+    try:
+        # What is not a number is told of by those who ask.
+        with np.errstate(all="ignore"):
+            found = spec.get_model_matrix(kept, na_action="ignore")
+        return np.asarray(found, float)[:, [i for i, name in enumerate(found.columns) if name != "Intercept"]]
+    except (FormulaicError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{place}: the formula cannot be evaluated: {reason(error)}") from None
+
+
+def check_size(place: str, what: str, array: np.ndarray) -> None:
+    """That squares can be summed."""
+    if not np.all(np.abs(array) < np.sqrt(np.finfo(float).max)):
+        raise InputError(
+            f"{place}: the {what} gives numbers that are not finite, or too large: look for cells that cannot be, "
+            "log(0) or 1/0"
+        )
 
 
 @dataclass(frozen=True)
@@ -160,20 +154,10 @@ class _Reader:
             raise InputError(f"site {site}: has no column {self.group!r}, which names groups")
         present = complete(site, frame, [*self.columns, *([] if self.group is None else [self.group])])
         kept = conformed(present, self.columns)
-        # What is not a number is told below.
-        with np.errstate(all="ignore"):
-            X = np.asarray(self.spec.get_model_matrix(kept), float)
-        inner = [i for i, name in enumerate(self.spec.column_names) if name != "Intercept"]
-        y = self._target(site, kept)
-        for what, array in (("formula", X), ("target", y)):
-            # Their squares are summed.
-            if not np.all(np.abs(array) < np.sqrt(np.finfo(float).max)):
-                raise InputError(
-                    f"site {site}: the {what} gives numbers that are not finite, or too large: look for cells that "
-                    "cannot be, log(0) or 1/0"
-                )
+        X, y = evaluate(f"site {site}", self.spec, kept), self._target(site, kept)
+        check_size(f"site {site}", "target", y)
         group = None if self.group is None else labelled(present[self.group])
-        return Rows(X[:, inner], y, group, len(frame) - len(kept))
+        return Rows(X, y, group, len(frame) - len(kept))
 
     def _target(self, site: str, kept: Any) -> np.ndarray:
         name = str(self.left).strip()
@@ -185,8 +169,8 @@ class _Reader:
                     + ("two of them, or 0 and 1" if self.family == "bernoulli" else "numbers")
                 )
             return (kept[name] == column.levels[1]).to_numpy().astype(float)
-        y = np.asarray(self.left.get_model_matrix(kept, na_action="ignore"), float)
-        if y.ndim != 2 or y.shape[1] != 1:
+        y = _matrix(f"site {site}: target {name!r}", self.left, kept)
+        if y.shape[1] != 1:
             raise InputError(f"target {name!r}: expected one column, got {y.shape[1]}")
         y = y[:, 0]
         if self.family == "bernoulli" and not np.all(np.isin(y, (0, 1))):

@@ -160,7 +160,7 @@ def example(columns: Mapping[str, Column]) -> Any:
     made = {}
     for name, column in columns.items():
         if column.levels is None:
-            made[name] = np.ones(rows)
+            made[name] = np.full(rows, np.nan)
         elif not column.levels:
             raise InputError(f"column {name!r}: has no value at any site")
         else:
