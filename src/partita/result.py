@@ -36,9 +36,12 @@ class Result:
     hyper: Hyper
     history: list[Row] = field(repr=False)
     seed: int = 0
+    # How a regression's tables become the inputs of its model, in plain words: kept with it wherever it goes.
+    design: Row | None = field(default=None, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
+        self._check_inputs("predict_proba")
         response = expected_response(self.model, self.posterior, X, samples)
         if response.ndim != 2 or getattr(self.model, "likelihood", None) == "gaussian":
             raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
@@ -46,11 +49,20 @@ class Result:
 
     def predict(self, X: Any, return_std: bool = False, samples: int = 256) -> Any:
         """The most probable class, or the expected target; with its standard deviation if asked."""
+        self._check_inputs("predict")
         response = expected_response(self.model, self.posterior, X, samples)
         prediction = self.model.predict(response)  # type: ignore[attr-defined]
         if not return_std:
             return prediction
         return prediction, predictive_std(self.model, self.posterior, self.hyper, X)
+
+    def _check_inputs(self, asked: str) -> None:
+        """Rows of a table are not what a regression's model takes: columns are made, centred and scaled first."""
+        if self.design is not None:
+            raise InputError(
+                f"{asked}: this is the run of the regression {self.design.get('formula')!r}, whose inputs are made "
+                "from tables: use predict(table) of the regression itself, or pt.Regression.load(path).predict(table)"
+            )
 
     def sample(self, key: Any, number: int) -> Any:
         """`number` draws of the parameters; `key` is a JAX key or a whole number."""
@@ -109,6 +121,7 @@ class Result:
             "hyper": self.hyper,
             "history": self.history,
             "seed": self.seed,
+            "design": self.design,
         }
         return arrays, plain(about)
 
@@ -132,7 +145,8 @@ def unpacked(
     name = settings.pop("name")
     if model is None:
         if name not in MODELS or not settings:
-            raise InputError(f"{path}: holds a {name}, whose code is not stored: pass it as load(path, model=...)")
+            how = "pass it as load(path, model=...)" if about.get("design") is None else "use pt.Regression.load(path)"
+            raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
@@ -152,6 +166,7 @@ def unpacked(
         hyper=about["hyper"],
         history=about["history"],
         seed=about["seed"],
+        design=about.get("design"),
     )
 
 

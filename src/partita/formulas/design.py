@@ -13,6 +13,7 @@ from partita.formulas.language import Parsed, parse
 from partita.formulas.tables import Column, agreed, complete, conformed, described, example, labelled
 from partita.moments import Moments
 
+FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 COUNTS = ("poisson", "negative binomial")
 # A dense posterior cannot have more; and how many rows are evaluated once more, without the others.
 MOST_COLUMNS, ROWS_ALONE = 10_000, 20
@@ -31,7 +32,7 @@ class Design:
     group: str | None
     columns: Mapping[str, Column]
     spec: Any = field(repr=False)
-    response: Any = field(repr=False)
+    parsed: Parsed = field(repr=False)
     names: tuple[str, ...]
     intercept: bool
     # Of the columns, and of the target.
@@ -41,12 +42,23 @@ class Design:
     target_unit: float = 1.0
     # Of counts.
     mean_count: float | None = None
+    # Of coefficients in these units, under the prior.
+    prior_scale: float = 2.5
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
         return (X - self.centre) / self.unit
 
     def targets(self, y: np.ndarray) -> np.ndarray:
         return (y - self.target_centre) / self.target_unit
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much data one site has: all that is kept of them in a file."""
+
+    rows: int
+    groups: int | None
+    missing: int
 
 
 @dataclass(frozen=True)
@@ -58,11 +70,15 @@ class Rows:
     group: np.ndarray | None
     missing: int
 
+    @property
+    def counts(self) -> Counts:
+        return Counts(len(self.y), None if self.group is None else len(np.unique(self.group)), self.missing)
+
 
 def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Design, dict[str, Rows]]:
     """What sites agree on, and their rows read that way."""
     parsed = parse(formula)
-    told = {site: described(site, frame, parsed.names, parsed.categorical) for site, frame in frames.items()}
+    told = {site: described(f"site {site}", frame, parsed.names, parsed.categorical) for site, frame in frames.items()}
     columns = agreed(told)
     spec = specified(parsed, columns)
     reader = _Reader(columns, spec, parsed.left, family, parsed.group)
@@ -79,7 +95,7 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         parsed.group,
         columns,
         spec,
-        parsed.left,
+        parsed,
         tuple(found),
         intercept,
         centre=mean if intercept else np.zeros_like(mean),

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from partita.damping import Damping
 from partita.engines import Engine
 from partita.errors import InputError
 from partita.families import Family, Gaussian
-from partita.formulas.design import Design, Rows, designed
+from partita.formulas.design import FAMILIES, Design, Rows, designed
 from partita.formulas.regression import Regression, site_random
+from partita.formulas.saving import pack_design
 from partita.formulas.tables import read_sites
 from partita.models import (
     AbstractModel,
@@ -27,7 +29,6 @@ from partita.run import fit
 from partita.schedules import Schedule, Synchronous
 from partita.telemetry import Callback
 
-FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 ROUNDS, SETTLED = 100, 1e-7
 
 
@@ -74,6 +75,7 @@ def regress(
     if not 0 <= held_out < 1:
         raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
     design, fitted, spare = _read(formula, read_sites(sites), family, held_out, seed)
+    design = replace(design, prior_scale=prior_scale)
     model = _model(design, prior_scale)
     shards = [_shard(design, model, rows) for rows in fitted.values()]
     if isinstance(model, NumPyroModel):
@@ -91,7 +93,9 @@ def regress(
         seed=seed,
         callbacks=callbacks,
     )
-    return Regression(design, result, fitted, spare, _digest(fitted))
+    counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
+    result = replace(result, design=pack_design(design, counts, digest))
+    return Regression(design, result, fitted, spare, digest, counts)
 
 
 def _read(
@@ -153,6 +157,14 @@ def _model(design: Design, prior_scale: float) -> AbstractModel:
     grouped = design.group is not None
     program = _program(design.family, design.intercept, prior_scale, grouped)
     return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)
+
+
+def rebuild_model(design: Design) -> AbstractModel:
+    """The model of a regression that comes from a file."""
+    model = _model(design, design.prior_scale)
+    if not isinstance(model, NumPyroModel):
+        return model
+    return model.sized((np.zeros((1, len(design.names))), np.zeros(1, np.int32), np.zeros(1)))
 
 
 def _start(design: Design, model: AbstractModel) -> Family | None:

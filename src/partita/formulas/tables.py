@@ -51,7 +51,7 @@ def read_sites(sites: Any, folder: Path | None = None) -> dict[str, Any]:
     }
 
 
-def read_table(table: Any) -> Any:
+def read_table(table: Any, argument: str = "sites") -> Any:
     """A pandas frame, from one, from a polars frame, or from a CSV or Parquet file."""
     import pandas
     import polars
@@ -69,7 +69,7 @@ def read_table(table: Any) -> Any:
             reason = str(error).splitlines()[0]
             raise InputError(f"{path}: cannot be read as a table: {reason}") from None
     if not isinstance(table, polars.DataFrame):
-        raise InputError(f"sites: expected a file or a pandas or polars frame, got {type(table).__name__}")
+        raise InputError(f"{argument}: expected a file or a pandas or polars frame, got {type(table).__name__}")
     return pandas.DataFrame({name: _as_numpy(table[name]) for name in table.columns})
 
 
@@ -80,16 +80,16 @@ def _as_numpy(column: Any) -> np.ndarray:
     return np.array([None if item is None else str(item) for item in column.to_list()], dtype=object)
 
 
-def described(site: str, frame: Any, names: Sequence[str], categorical: Sequence[str]) -> dict[str, Column]:
-    """What one site tells of the columns that a formula needs."""
+def described(place: str, frame: Any, names: Sequence[str], categorical: Sequence[str]) -> dict[str, Column]:
+    """What one site tells of the columns that a formula needs; `place` is whose table it is, in words."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     found = {}
     for name in names:
         if name not in frame.columns:
-            raise InputError(f"site {site}: has no column {name!r}: it has {', '.join(map(str, frame.columns))}")
+            raise InputError(f"{place}: has no column {name!r}: it has {', '.join(map(str, frame.columns))}")
         if list(frame.columns).count(name) > 1:
-            raise InputError(f"site {site}: has {name!r} twice: give columns different names")
+            raise InputError(f"{place}: has {name!r} twice: give columns different names")
         column = frame[name].dropna()
         if is_numeric_dtype(column) and not is_bool_dtype(column) and name not in categorical:
             found[name] = Column(name, None)
@@ -100,10 +100,10 @@ def described(site: str, frame: Any, names: Sequence[str], categorical: Sequence
             other = next((level for level in levels if _order(level)[0]), None)
             also = "" if other is None else f", and {other!r}"
             raise InputError(
-                f"site {site}: column {name!r} is text that holds numbers{also}: make it numbers, or say C({name})"
+                f"{place}: column {name!r} is text that holds numbers{also}: make it numbers, or say C({name})"
             )
         if len(levels) > LARGEST_LEVELS:
-            raise InputError(f"site {site}: column {name!r} has {len(levels)} levels, more than {LARGEST_LEVELS}")
+            raise InputError(f"{place}: column {name!r} has {len(levels)} levels, more than {LARGEST_LEVELS}")
         found[name] = Column(name, levels)
     return found
 
