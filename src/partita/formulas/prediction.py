@@ -1,6 +1,6 @@
 """What a regression says of rows of a table that it has not seen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,21 +54,20 @@ def _shown(levels: Sequence[str]) -> str:
     return ", ".join(map(repr, levels[:LEVELS_SHOWN])) + more
 
 
-def expected(design: Design, result: Result, mean: np.ndarray, X: np.ndarray, log_spread: Any) -> np.ndarray:
+def expected(design: Design, result: Result, means: Mapping[str, float], X: np.ndarray) -> np.ndarray:
     """The expected observation of each row: averaged over the posterior, and over groups that are new.
 
     Args:
         design: how tables are read.
         result: the run's.
-        mean: of the coefficients, in the units of the data, the intercept last.
+        means: of the coefficients by name, in the units of the data.
         X: rows, as the formula reads them.
-        log_spread: mean and deviation of the logarithm of the deviation of groups; None, if there are none.
     """
-    slopes = mean[: len(design.names)]
-    f = (X - design.centre) @ slopes + design.centre @ slopes + (mean[-1] if design.intercept else 0.0)
+    slopes = np.array([means[name] for name in design.names])
+    f = (X - design.centre) @ slopes + (design.centre @ slopes + means.get("Intercept", 0.0))
     if design.family == "gaussian":
         return f
-    variance = _variance(design, result, X)[:, None] + _group_variances(log_spread)
+    variance = _variance(design, result, X)[:, None] + _group_variances(result)
     if design.family == "bernoulli":
         nodes, weights = hermite(POINTS)
         points = f[:, None, None] + np.sqrt(variance)[..., None] * nodes
@@ -86,9 +85,13 @@ def _variance(design: Design, result: Result, X: np.ndarray) -> np.ndarray:
     return np.sum((Z @ np.asarray(posterior.covariance)[:size, :size]) * Z, axis=1)
 
 
-def _group_variances(log_spread: tuple[float, float] | None) -> np.ndarray:
+def _group_variances(result: Result) -> np.ndarray:
     """Equally likely variances of groups. Their tails are left out: what counts expect over them is infinite."""
-    if log_spread is None:
+    posterior: Any = result.posterior
+    latents = getattr(getattr(result.model, "layout", None), "latents", ())
+    places = [latent.start for latent in latents if latent.name == "spread"]
+    if not places:
         return np.zeros(1)
-    location, scale = log_spread
+    # Gaussian in its logarithm.
+    location, scale = float(posterior.location[places[0]]), float(posterior.scale[places[0]])
     return np.exp(2 * stats.norm.ppf((np.arange(SPREADS) + 0.5) / SPREADS, location, scale))

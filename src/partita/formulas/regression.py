@@ -75,8 +75,8 @@ class Regression:
         over the posterior, and over groups as new ones. A row that misses something the formula needs has nan.
         """
         X, whole = read_inputs(self.design, table)
-        spread = {name: (location, scale) for name, location, scale in self._logarithms()}.get("spread")
-        return _placed(expected(self.design, self.result, self._posterior[0], X, spread), whole)
+        means = {row["name"]: row["mean"] for row in self.coefficients()}
+        return _placed(expected(self.design, self.result, means, X), whole)
 
     def predict_interval(self, table: Any, level: float = 0.95, draws: int = 10_000, seed: int = 0) -> np.ndarray:
         """Between which values each row's observation is believed to be, low and high in two columns.
