@@ -81,6 +81,7 @@ def test_functions_of_a_whole_column_are_refused_by_name(term):
         ("y ~ Q(x)", "name in quotes"),
         ("y ~ a | b", "random intercept"),
         ("y ~ a ~ b", "something like"),
+        ("y ~ Intercept + x", "taken for the formula's own"),
         (3, "something like"),
     ],
 )
@@ -169,7 +170,7 @@ def test_whatever_gets_through_is_evaluated_on_some_rows_alone(monkeypatch):
 def test_more_coefficients_than_a_posterior_can_have():
     frame = pd.DataFrame({name: [f"{name}{i}" for i in range(300)] for name in "ab"} | {"y": np.arange(300.0)})
     with pytest.raises(InputError, match="up to 90601 coefficients"):
-        designed("y ~ a * b", "gaussian", {"all": frame})
+        designed("y ~ C(a) * C(b)", "gaussian", {"all": frame})
 
 
 def test_names_with_dots_are_found():

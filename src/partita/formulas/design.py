@@ -1,6 +1,8 @@
 """What sites agree on before a regression: columns, levels, units, and how a formula reads their tables."""
 
+import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -9,12 +11,25 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError, reason
+from partita.formulas.advice import alike, unlikely_levels, warnings_of
 from partita.formulas.language import Parsed, parse
-from partita.formulas.tables import Column, agreed, complete, conformed, described, example, labelled
+from partita.formulas.tables import Column, agreed, as_text, complete, conformed, described, example, labelled
 from partita.moments import Moments
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 COUNTS = ("poisson", "negative binomial")
+# What else they are called, in small letters and with blanks.
+ALSO_CALLED = {
+    "normal": "gaussian",
+    "binomial": "bernoulli",
+    "binary": "bernoulli",
+    "logistic": "bernoulli",
+    "logit": "bernoulli",
+    "negativebinomial": "negative binomial",
+    "negbinomial": "negative binomial",
+    "neg binomial": "negative binomial",
+    "negbin": "negative binomial",
+}
 # A dense posterior cannot have more; and how many rows are evaluated once more, without the others.
 MOST_COLUMNS, ROWS_ALONE = 10_000, 20
 
@@ -44,12 +59,19 @@ class Design:
     mean_count: float | None = None
     # Of coefficients in these units, under the prior.
     prior_scale: float = 2.5
+    # What looks wrong in the tables, in words.
+    advice: tuple[str, ...] = field(default=(), repr=False)
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
         return (X - self.centre) / self.unit
 
     def targets(self, y: np.ndarray) -> np.ndarray:
         return (y - self.target_centre) / self.target_unit
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The two levels of a target that is text, of which the second is what is predicted."""
+        return target_levels(self.parsed, self.columns)
 
 
 @dataclass(frozen=True)
@@ -75,13 +97,32 @@ class Rows:
         return Counts(len(self.y), None if self.group is None else len(np.unique(self.group)), self.missing)
 
 
+def as_family(family: Any) -> str:
+    """One of FAMILIES, by its name or another one that can only mean it."""
+    words = re.sub(r"[\s_-]+", " ", family).strip().lower() if isinstance(family, str) else ""
+    known = ALSO_CALLED.get(words, words)
+    if known in FAMILIES:
+        return known
+    asked = words or type(family).__name__.lower()
+    close = difflib.get_close_matches(asked, [*FAMILIES, *ALSO_CALLED], n=1)
+    meant = f"; did you mean {ALSO_CALLED.get(close[0], close[0])!r}?" if close else ""
+    raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}{meant}")
+
+
+def target_levels(parsed: Parsed, columns: Mapping[str, Column]) -> tuple[str, ...] | None:
+    """Of a target that is a column of text."""
+    name = str(parsed.left).strip().strip("`")
+    return columns[name].levels if name in columns else None
+
+
 def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Design, dict[str, Rows]]:
     """What sites agree on, and their rows read that way."""
     parsed = parse(formula)
     told = {site: described(f"site {site}", frame, parsed.names, parsed.categorical) for site, frame in frames.items()}
     columns = agreed(told)
+    advice = _advise(parsed, columns, sum(map(len, frames.values())))
     spec = specified(parsed, columns)
-    reader = _Reader(columns, spec, parsed.left, family, parsed.group)
+    reader = _Reader(columns, spec, parsed, family)
     parts = {site: reader.rows(site, frame) for site, frame in frames.items()}
     _number_groups(parts)
     found = [name for name in spec.column_names if name != "Intercept"]
@@ -103,8 +144,31 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         target_centre=float(target_mean[0]) if is_gaussian and intercept else 0.0,
         target_unit=float(_unit(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
         mean_count=float(target_mean[0]) if family in COUNTS else None,
+        advice=(*advice, *_advise_on_groups(parsed.group, frames)),
     )
     return design, parts
+
+
+def _advise(parsed: Parsed, columns: Mapping[str, Column], rows: int) -> list[str]:
+    """What looks wrong; refused, if nobody has said that a column's values are levels."""
+    expanded = {name for names in parsed.expanded for name in names}
+    for name in sorted(expanded - set(parsed.categorical)):
+        if why := unlikely_levels(name, columns[name].levels or (), rows):
+            raise InputError(f"formula: {why}; if each level is to have a coefficient, say C({name})")
+    levels = {name: column.levels for name, column in columns.items() if column.levels is not None}
+    return warnings_of(levels, expanded, rows)
+
+
+def _advise_on_groups(group: str | None, frames: Mapping[str, Any]) -> list[str]:
+    """A site's groups are not named: they may be people."""
+    if group is None:
+        return []
+    numbers = {site: len(alike(set(as_text(frame[group].dropna())))) for site, frame in frames.items()}
+    return [
+        f"site {site}: {number} groups of {group!r} have names that differ by case or blanks only: make them alike"
+        for site, number in numbers.items()
+        if number
+    ]
 
 
 def specified(parsed: Parsed, columns: Mapping[str, Column]) -> Any:
@@ -161,9 +225,12 @@ class _Reader:
 
     columns: Mapping[str, Column]
     spec: Any
-    left: Any
+    parsed: Parsed
     family: str
-    group: str | None
+
+    @property
+    def group(self) -> str | None:
+        return self.parsed.group
 
     def rows(self, site: str, frame: Any) -> Rows:
         if self.group is not None and self.group not in frame.columns:
@@ -176,16 +243,13 @@ class _Reader:
         return Rows(X, y, group, len(frame) - len(kept))
 
     def _target(self, site: str, kept: Any) -> np.ndarray:
-        name = str(self.left).strip()
-        column = self.columns.get(name)
-        if column is not None and column.levels is not None:
-            if self.family != "bernoulli" or len(column.levels) != 2:
-                raise InputError(
-                    f"target {name!r}: is text with the levels {', '.join(column.levels[:5])}; {self.family} needs "
-                    + ("two of them, or 0 and 1" if self.family == "bernoulli" else "numbers")
-                )
-            return (kept[name] == column.levels[1]).to_numpy().astype(float)
-        y = _matrix(f"site {site}: target {name!r}", self.left, kept)
+        name = str(self.parsed.left).strip().strip("`")
+        levels = target_levels(self.parsed, self.columns)
+        if levels is not None:
+            if self.family != "bernoulli" or len(levels) != 2:
+                raise self._unfit_levels(name, levels)
+            return (kept[name] == levels[1]).to_numpy().astype(float)
+        y = _matrix(f"site {site}: target {name!r}", self.parsed.left, kept)
         if y.shape[1] != 1:
             raise InputError(f"target {name!r}: expected one column, got {y.shape[1]}")
         y = y[:, 0]
@@ -194,6 +258,13 @@ class _Reader:
         if self.family in COUNTS and (np.any(y < 0) or np.any(y != np.floor(y))):
             raise InputError(f"site {site}: target {name!r} has to be a count for {self.family}")
         return y
+
+    def _unfit_levels(self, name: str, levels: Sequence[str]) -> InputError:
+        wanted = "two of them, or 0 and 1" if self.family == "bernoulli" else "numbers"
+        same = [", ".join(map(repr, one)) for one in alike(levels)]
+        hint = f": {'; '.join(same)} differ by case or blanks only, make them alike" if same else ""
+        shown = ", ".join(map(repr, levels[:5]))
+        return InputError(f"target {name!r}: is text with the levels {shown}; {self.family} needs {wanted}{hint}")
 
 
 def _number_groups(parts: dict[str, Rows]) -> None:

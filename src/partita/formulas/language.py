@@ -86,6 +86,10 @@ def parse_terms(left: Any, right: Any, group: str | None) -> Parsed:
     """The same of both sides as formulaic has them."""
     readings = [_read_term(term) for term in right]
     of_left, of_right = _merge(map(_read_term, left)), _merge(readings)
+    if "Intercept" in of_right.looked_up:
+        raise InputError(
+            "formula: a column called Intercept would be taken for the formula's own: give it another name"
+        )
     return Parsed(
         left,
         right,
@@ -132,6 +136,7 @@ def _merge(readings: Iterable["_Reading"]) -> "_Reading":
     merged = _Reading()
     for one in readings:
         merged.names |= one.names
+        merged.looked_up |= one.looked_up
         merged.categorical |= one.categorical
     return merged
 

@@ -53,7 +53,9 @@ class Regression:
             f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in ("mean", "sd", "low", "high"))
             for row in rows
         ]
-        return "\n".join([repr(self), head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
+        classes = self.design.classes
+        modelled = [] if classes is None else [f"P({str(self.design.parsed.left).strip()} = {classes[1]!r})"]
+        return "\n".join([repr(self), *modelled, head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
 
     @property
     def formula(self) -> str:

@@ -50,7 +50,7 @@ def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
     spec = specified(parsed, columns)
     names = tuple(name for name in spec.column_names if name != "Intercept")
     centre, unit = (_numbers(row[name], len(names)) for name in ("centre", "unit"))
-    settings = {name: float(_numbers([row[name]], 1)[0]) for name in NUMBERS}
+    settings: dict[str, Any] = {name: float(_numbers([row[name]], 1)[0]) for name in NUMBERS}
     positive = np.all(unit > 0) and settings["target_unit"] > 0 and settings["prior_scale"] > 0
     if list(names) != row["names"] or row["family"] not in FAMILIES or not positive:
         raise ValueError("columns, family or units are not those of a regression")

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError
+from partita.formulas.advice import FEW_LEVELS, unlikely_levels
 
 LARGEST_LEVELS = 1000
-# A column of text may have so many levels that look like numbers.
-FEW_LEVELS = 12
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def described(place: str, frame: Any, names: Sequence[str], categorical: Sequenc
         if is_numeric_dtype(column) and not is_bool_dtype(column) and name not in categorical:
             found[name] = Column(name, None)
             continue
-        levels = tuple(sorted({_text(item) for item in column}, key=_order))
+        levels = tuple(sorted(set(as_text(column)), key=_order))
         numbers = sum(_order(level)[0] == 0 for level in levels)
         if name not in categorical and len(levels) > FEW_LEVELS and numbers > len(levels) / 2:
             other = next((level for level in levels if _order(level)[0]), None)
@@ -103,7 +102,8 @@ def described(place: str, frame: Any, names: Sequence[str], categorical: Sequenc
                 f"{place}: column {name!r} is text that holds numbers{also}: make it numbers, or say C({name})"
             )
         if len(levels) > LARGEST_LEVELS:
-            raise InputError(f"{place}: column {name!r} has {len(levels)} levels, more than {LARGEST_LEVELS}")
+            why = unlikely_levels(name, levels, len(column)) or f"column {name!r} has {len(levels)} levels"
+            raise InputError(f"{place}: {why}; there may be no more than {LARGEST_LEVELS} levels")
         found[name] = Column(name, levels)
     return found
 
@@ -135,7 +135,11 @@ def complete(site: str, frame: Any, names: Sequence[str]) -> Any:
 
 def labelled(column: Any) -> np.ndarray:
     """The number of each row's label, from 0."""
-    return np.unique(np.array([_text(item) for item in column]), return_inverse=True)[1].astype(np.int32)
+    return np.unique(np.array(as_text(column)), return_inverse=True)[1].astype(np.int32)
+
+
+def as_text(column: Any) -> list[str]:
+    return [_text(item) for item in column]
 
 
 def conformed(kept: Any, columns: Mapping[str, Column]) -> Any:
@@ -146,7 +150,7 @@ def conformed(kept: Any, columns: Mapping[str, Column]) -> Any:
         {
             name: kept[name].astype(float)
             if column.levels is None
-            else pandas.Categorical([_text(item) for item in kept[name]], categories=list(column.levels))
+            else pandas.Categorical(as_text(kept[name]), categories=list(column.levels))
             for name, column in columns.items()
         }
     )
