@@ -3,6 +3,7 @@
 import json
 import logging
 import logging.handlers
+import os
 import time
 import uuid
 from collections.abc import Sequence
