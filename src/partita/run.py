@@ -398,6 +398,8 @@ class Run:
         check_log_probs(said)
         if history and history[-1]["problem"] is not None:
             warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
+        for doubt in self.model.doubts(self.ledger.posterior):
+            warnings.warn(doubt, RuntimeWarning, stacklevel=3)
         values = [said.get(site, math.nan) for site in range(self.ledger.sites)]
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
