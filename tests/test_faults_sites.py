@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
 import warnings
@@ -19,10 +20,10 @@ from partita.damping.policies import Proposal
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError
 from partita.federation.consent import Consent
-from partita.federation.folders import new_federation, read_server, read_site
+from partita.federation.folders import held, new_federation, private, read_server, read_site, write_private
 from partita.federation.processes import logged
 from partita.federation.site import CANNOT, Site
-from partita.federation.state import logger
+from partita.federation.state import logger, request
 from partita.ledger import Ledger, stacked
 from partita.messages import encoded_question, encoded_task
 from partita.models import prior_of
@@ -100,6 +101,11 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
     back = damping.temper(proposal([0, 1, 2]))
     assert damping.share == 0
     np.testing.assert_allclose(back.precision, -0.5 * asked.precision)
+
+
+def test_12_a_new_federation_has_limits(server):
+    assert server.limits.change == 100
+    assert server.limits.staleness == 100
 
 
 # 15: a site never returns.
@@ -418,3 +424,36 @@ def test_20_more_parameters_than_the_policy_allows_are_refused(server, folder):
     change(folder / "site.toml", "fewest_rows = 10", "fewest_rows = 0")
     with pytest.raises(ConfigError, match=r"\[policy\] fewest_rows: expected"):
         read_site(folder)
+
+
+# 28: other users on the machine.
+
+
+def test_28_folders_are_their_owners_alone(tmp_path):
+    pytest.importorskip("cryptography")
+    before = os.umask(0)
+    try:
+        server = made(tmp_path / "server")
+        request(server, "a", "retired")
+        assert server.run.stat().st_mode & 0o777 == 0o700
+        with private(server.run), held(server.run / "serve.lock"):
+            logger(server.run, "log").info("hello")
+            assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "server").rglob("*")}
+    assert {"site.key", "secret", "ca.crt", "federation.toml", "serve.lock", "log.jsonl", "requests"} <= found.keys()
+    assert set(found.values()) == {0o700, 0o600}
+    assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
+
+
+def test_28_no_link_is_followed(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("precious")
+    for name in ("lock", "state.new"):
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(OSError), held(tmp_path / "lock"):
+        pass
+    with pytest.raises(OSError):
+        write_private(tmp_path / "state.json", "{}")
+    assert target.read_text() == "precious"

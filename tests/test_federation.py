@@ -94,6 +94,7 @@ def test_what_is_wrong_at_a_site_is_said(server, folder):
     assert told(version="0.0.1") == (
         f"EngineError: the server has Partita 0.0.1, this site has {__version__}: install the same version on both"
     )
+    assert "\x1b" not in told(version="0.0.1\x1b[2J")
     assert "builds another model" in told(digest="0" * 64)
     assert told(recipe="{") == "MalformedMessage: recipe: cannot be read"
     assert told("refine", payload=b"garbage").startswith("MalformedMessage: task: cannot be read")
@@ -265,7 +266,8 @@ def test_one_process_at_a_time(tmp_path):
 
 def test_metrics_and_state(server):
     folder = read_server(server)
-    assert read_state(folder)["state"] == "not started"
+    state = read_state(folder)
+    assert (state["state"], [row["site"] for row in state["sites"]]) == ("not started", ["a", "b"])
     row = {"site": "a", "ready": True, "updates": 3, "staleness": 2, "last_seen": None}
     write_state(folder, {"state": "running", "version": 7, "accepted": 0.5, "sites": [row]})
     state = read_state(folder)

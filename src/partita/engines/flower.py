@@ -16,7 +16,7 @@ from partita.families import Family
 from partita.ledger import Task
 from partita.messages import Arrival, Compression, Notice, encoded_question, encoded_task, largest
 from partita.models import Hyper, prior_of
-from partita.wire import RECORD, Question
+from partita.wire import RECORD, Question, printable
 
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
@@ -49,9 +49,9 @@ class Peer:
         return self.ready and self.node is not None
 
     def lost(self, problem: str) -> None:
-        """It cannot be asked for a while; what a site says of that is shown on terminals, so only what is printable."""
+        """It cannot be asked for a while."""
         self.ready = False
-        self.problem = "".join(letter if letter.isprintable() else " " for letter in problem)[:1000]
+        self.problem = printable(problem)
         self.not_before = time.monotonic() + self.wait
         self.wait = min(2 * self.wait, LONGEST_WAIT)
 

@@ -177,7 +177,7 @@ def private(folder: Path) -> Iterator[None]:
     """Make a folder that is its owner's alone, as is what this process, and those it starts, write meanwhile."""
     before = os.umask(0o077)
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        _make_folder(folder)
         # One that an earlier version has made may be open to everybody.
         folder.chmod(0o700)
         yield
@@ -185,9 +185,16 @@ def private(folder: Path) -> Iterator[None]:
         os.umask(before)
 
 
+def _make_folder(path: Path) -> None:
+    """With all that it lies in: `mkdir(parents=True)` would give those to everybody."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(0o700, exist_ok=True)
+
+
 def write_private(path: Path, text: str) -> None:
     """The file has this text, or what it had before; it is its owner's alone."""
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    _make_folder(path.parent)
     new = path.with_suffix(".new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
@@ -198,7 +205,7 @@ def write_private(path: Path, text: str) -> None:
 @contextmanager
 def held(path: Path, patience: float = 1.0) -> Iterator[None]:
     """Hold a place for this process, whose number is in the file; whoever comes second is told, or waits a while."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     until = time.monotonic() + patience
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from partita.errors import EngineError
-from partita.wire import RECORD, Question
+from partita.errors import EngineError, reason
+from partita.wire import RECORD, Question, printable
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]
@@ -167,7 +167,6 @@ def _called(call: Callable[[Any], Any], request: Any) -> Any:
     """What the server answers; what can go wrong with that, as an error of ours."""
     import httpx
     from flwr.supercore.error import FlowerError
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
     try:
         return call(request)
@@ -178,5 +177,6 @@ def _called(call: Callable[[Any], Any], request: Any) -> Any:
         if error.response.status_code in (401, 403) or (told is not None and told.code == NOT_ACTIVATED):
             raise Refused("the server does not take this site's key") from None
         raise Disconnected(f"the server answers {error.response.status_code}") from None
-    except (httpx.HTTPError, ObjectPullError, ObjectPushError, ValueError, TypeError, KeyError) as error:
-        raise Disconnected(f"{type(error).__name__}: {error}") from None
+    except Exception as error:
+        # Whatever somebody else's code makes of bytes from a server; the site goes on.
+        raise Disconnected(printable(reason(error))) from None

@@ -19,7 +19,7 @@ from partita.models import prior_of
 from partita.predictive import scaled_columns
 from partita.run import prepared
 from partita.shards import padded_together
-from partita.wire import Question
+from partita.wire import Question, printable
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
 CANNOT = "cannot answer; its own log says why"
@@ -46,12 +46,10 @@ class Site:
         """The payload that was asked for; or what is wrong, as far as it is the server's business."""
         try:
             return {"payload": self._answer(kind, request)}
-        except (EngineError, MalformedMessage) as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return {"error": self.problem}
         except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return {"error": CANNOT}
+            # It may quote what the server sent.
+            self.problem = printable(f"{type(error).__name__}: {error}")
+            return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
 
     def _answer(self, kind: Question, request: dict[str, Any]) -> bytes:
         try:
