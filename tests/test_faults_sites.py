@@ -77,6 +77,47 @@ def question(recipe, kind="evaluate"):
     return {**recipe.greeting, "site": 0, "payload": payload}
 
 
+# 2: an answer is lost, or sent again while the first is under way.
+
+
+def test_02_a_site_tries_again_when_a_connection_breaks_and_says_what_was_wrong(monkeypatch):
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("flwr")
+    from partita.federation import node
+
+    monkeypatch.setattr(node, "WAIT", 0.0)
+    tried = []
+
+    def broken(request):
+        tried.append(request)
+        if len(tried) % 3:
+            raise httpx.ReadError("reset")
+        return "yes"
+
+    assert node._called(broken, 1) == "yes"
+    assert len(tried) == 3
+    # What was under way may be lost, and the server has to hear of it.
+    with pytest.raises(node.Disconnected, match="ReadError: reset"):
+        node._called(broken, 1, tries=1)
+
+    def answers(status, code):
+        def call(request):
+            made = httpx.Request("POST", "https://x")
+            body = {"code": code, "detail": "words"}
+            raise httpx.HTTPStatusError("", request=made, response=httpx.Response(status, json=body, request=made))
+
+        return call
+
+    for status, code, error in (
+        (401, 0, node.Refused),
+        (400, node.NOT_ACTIVATED, node.Refused),
+        (403, node.NOT_RUNNING, node.Unwanted),
+        (500, 0, node.Disconnected),
+    ):
+        with pytest.raises(error):
+            node._called(answers(status, code), 1)
+
+
 # 7: a site is killed, and comes back.
 
 

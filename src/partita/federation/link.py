@@ -229,6 +229,8 @@ def main() -> None:
         ws="none",
         proxy_headers=False,
         server_header=False,
+        # Longer than sites wait between looks: a request must not meet a connection that is being closed.
+        timeout_keep_alive=75,
     )
     uvicorn.Server(config).run(sockets=[_bound(*split_address(folder.server.address)), _bound(HERE, port)])
 

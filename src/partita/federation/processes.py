@@ -304,11 +304,12 @@ def _attend(
     is_lost = False
     while not _pause(AGAIN if is_lost else POLL, is_asked_to_end):
         try:
-            while node.work() and not is_asked_to_end():
-                pass
             if is_lost:
+                node.rejoin()
                 tell("connected again")
             is_lost = False
+            while node.work() and not is_asked_to_end():
+                pass
         except Disconnected as error:
             if not is_lost:
                 tell(f"lost the connection ({error}), trying again")
