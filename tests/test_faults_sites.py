@@ -460,7 +460,7 @@ def test_20_more_parameters_than_the_policy_allows_are_refused(server, folder):
     site = Site(folder, accepts=True)
     assert site.answer("refine", question(server.recipe, "refine")) == {"error": CANNOT}
     assert "natural parameters, and the policy allows 3" in site.problem
-    change(folder / "site.toml", "most_parameters = 3", "most_parameters = 8")
+    change(folder / "site.toml", "most_parameters = 3", "most_parameters = 12")
     assert "payload" in site.answer("refine", question(server.recipe, "refine"))
     change(folder / "site.toml", "fewest_rows = 10", "fewest_rows = 0")
     with pytest.raises(ConfigError, match=r"\[policy\] fewest_rows: expected"):

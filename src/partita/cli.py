@@ -176,8 +176,9 @@ def run_regression(
                 run_dir=place,
                 resume=resume,
                 callbacks=(progress, look),
+                quiet=quiet or json or number > 0,
             )
-            fitted.result.save(place / "result.safetensors")
+            fitted.save(place / "result.safetensors")
             found.append(fitted)
         row = described(found, asked.level)
         write_regression(folder, row)
@@ -508,12 +509,13 @@ def reproduce(
 
 
 def followed(folder: Path) -> Any:
-    """The run of a folder; of a federation's, with the names of its sites."""
+    """The run of a folder, with the names of its sites if they have some."""
     from partita.federation.folders import FEDERATION, read_server
+    from partita.formulas.naming import read_names
     from partita.report.follower import Follower
 
     if not (folder / FEDERATION).is_file():
-        return Follower(folder)
+        return Follower(folder, read_names(folder))
     server = read_server(folder)
     features = server.recipe.columns.features
     return Follower(server.run, server.sites, f"Federation {server.path.name}", features)

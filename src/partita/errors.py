@@ -22,14 +22,20 @@ PartitaError
     └── RunMismatch              it belongs to another run or another version
 """
 
+from partita.text import MOST_OF_ERROR, clean
+
 
 def reason(error: Exception) -> str:
     """What somebody else's code says is wrong, in a line."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {clean(lines[0]) if lines else ''}"
 
 
 class PartitaError(Exception):
-    """Base of all deliberate errors."""
+    """Base of all deliberate errors. They quote sites, tables and files, so what they say is cleaned."""
+
+    def __str__(self) -> str:
+        return clean(super().__str__(), MOST_OF_ERROR, lines=True)
 
 
 class InputError(PartitaError, ValueError):

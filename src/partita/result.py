@@ -149,7 +149,8 @@ def unpacked(
     name = settings.pop("name")
     if model is None:
         if name not in MODELS or not settings:
-            raise InputError(f"{path}: holds a {name}, whose code is not stored: pass it as load(path, model=...)")
+            how = "pass it as load(path, model=...)" if about.get("design") is None else "use pt.Regression.load(path)"
+            raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")

@@ -302,12 +302,15 @@ class Flower:
         else:
             self._failed(asked, "what it said of itself cannot be read")
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
         self._evaluated = {}
-        question = encoded_question(posterior, hyper)
         now = time.monotonic()
         ready = [site for site, peer in enumerate(self.peers) if peer.can_work]
-        self._push([(Asked(site, "evaluate", now), question) for site in ready])
+        if factors is None:
+            questions = dict.fromkeys(ready, encoded_question(posterior, hyper))
+        else:
+            questions = {site: encoded_question(posterior, hyper, factors[site]) for site in ready}
+        self._push([(Asked(site, "evaluate", now), question) for site, question in questions.items()])
         while any(asked.kind == "evaluate" for asked in self._asked.values()):
             self._look()
             time.sleep(self.poll)

@@ -62,7 +62,9 @@ class Site:
         if kind == "about":
             return np.float64(int(worker.shards[number].rows)).tobytes()
         if kind == "evaluate":
-            return np.float64(worker.evaluate(*decoded_question(payload, like))[number]).tobytes()
+            posterior, hyper, factor = decoded_question(payload, like)
+            factors = None if factor is None else {number: factor}
+            return np.float64(worker.evaluate(posterior, hyper, factors)[number]).tobytes()
         task = decoded_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
