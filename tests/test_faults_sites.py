@@ -20,7 +20,7 @@ from partita.damping.policies import Proposal
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError
 from partita.federation.consent import Consent
-from partita.federation.folders import held, new_federation, private, read_server, read_site, write_private
+from partita.federation.folders import held, new_federation, private, read_server, read_site
 from partita.federation.processes import logged
 from partita.federation.site import CANNOT, Site
 from partita.federation.state import logger, request
@@ -437,6 +437,8 @@ def test_19_what_is_kept_of_an_acceptance_cannot_be_half_read(server, folder):
     (folder / "run" / "accepted.json").write_text('{"recipe": {')
     assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
     assert "accept the recipe again" in site.problem
+    assert CliRunner().invoke(commands, ["accept", str(folder), "--yes"]).exit_code == 0
+    assert "payload" in site.answer("about", question(server.recipe, "about"))
     recipe = json.dumps({"columns": "x" * 200_000})
     assert "longer than" in site.answer("about", {**question(server.recipe, "about"), "recipe": recipe})["error"]
 
@@ -491,10 +493,10 @@ def test_28_folders_are_their_owners_alone(tmp_path):
 def test_28_no_link_is_followed(tmp_path):
     target = tmp_path / "target"
     target.write_text("precious")
-    for name in ("lock", "state.new"):
+    (tmp_path / "run").mkdir()
+    for name in ("lock", "run/accepted.json"):
         (tmp_path / name).symlink_to(target)
     with pytest.raises(OSError), held(tmp_path / "lock"):
         pass
-    with pytest.raises(OSError):
-        write_private(tmp_path / "state.json", "{}")
+    Consent(tmp_path).accept({"seed": 0})
     assert target.read_text() == "precious"

@@ -4,8 +4,3 @@ from typing import Literal
 
 RECORD = "partita"
 Question = Literal["about", "refine", "evaluate"]
-
-
-def printable(text: str) -> str:
-    """What the other side says, to be shown on terminals: no control characters, and not without end."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:1000])

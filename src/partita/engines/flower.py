@@ -14,9 +14,10 @@ from partita.engines.base import Job, read_answer
 from partita.errors import InputError, Stalled
 from partita.families import Family
 from partita.ledger import Task
-from partita.messages import Arrival, Compression, Notice, encoded_question, encoded_task, largest
+from partita.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
 from partita.models import Hyper, prior_of
-from partita.wire import RECORD, Question, printable
+from partita.text import clean
+from partita.wire import RECORD, Question
 
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
@@ -51,7 +52,7 @@ class Peer:
     def lost(self, problem: str) -> None:
         """It cannot be asked for a while."""
         self.ready = False
-        self.problem = printable(problem)
+        self.problem = clean(problem, MOST_REASON)
         self.not_before = time.monotonic() + self.wait
         self.wait = min(2 * self.wait, LONGEST_WAIT)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from partita.errors import EngineError, reason
-from partita.wire import RECORD, Question, printable
+from partita.text import clean
+from partita.wire import RECORD, Question
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]
@@ -207,4 +208,4 @@ def _called(call: Callable[[Any], Any], request: Any, tries: int = TRIES) -> Any
         raise Disconnected(f"the server answers {error.response.status_code}") from None
     except Exception as error:
         # Whatever somebody else's code makes of bytes from a server; the site goes on.
-        raise Disconnected(printable(reason(error))) from None
+        raise Disconnected(clean(reason(error))) from None
