@@ -25,7 +25,7 @@ from partita.federation.state import ENDED, logger, read_state
 from partita.telemetry import Row
 from partita.wire import Question
 
-STARTING, STOPPED = {"state": "starting"}, {"state": "stopped"}
+STOPPED = {"state": "stopped"}
 # Seconds to get ready, and to end in good order.
 START, END = 60.0, 15.0
 # How often a process that ends by itself is started again within ten minutes.
@@ -141,7 +141,7 @@ def _served(
     folder: ServerFolder, children: Children, watch: Callable[[Row], None], is_asked_to_end: Callable[[], bool]
 ) -> Row:
     def is_asked() -> bool:
-        watch(read_state(folder) | STARTING)
+        watch(_starting(read_state(folder)))
         return is_asked_to_end()
 
     _check_port(folder.server.address)
@@ -166,7 +166,7 @@ def _attended(
     while not _pause(0.3, is_asked_to_end):
         state = read_state(folder)
         is_ours = state.get("attempt") == attempt
-        watch(state if is_ours else state | STARTING)
+        watch(state if is_ours else _starting(state))
         if is_ours and state["state"] in ENDED:
             return state
         for name in children.ended():
@@ -178,6 +178,11 @@ def _attended(
                 raise EngineError(f"the server's app ended {attempts} times: see {folder.run / 'log.jsonl'}")
             attempt, attempts, seen = _start_run(control), attempts + 1, time.monotonic() + START
     return read_state(folder) | STOPPED
+
+
+def _starting(before: Row) -> Row:
+    """Who was there before is not known to be there now."""
+    return {**before, "state": "starting", "sites": [{**row, "ready": False} for row in before["sites"]]}
 
 
 def _check_port(address: str) -> None:
