@@ -175,21 +175,32 @@ class HalfAnswers:
     def reply(self, number):
         content = {RECORD: {"payload": np.float64(30).tobytes()}}
         about = SimpleNamespace(reply_to_message_id=number)
-        return SimpleNamespace(metadata=about, content=content, has_error=lambda: False)
+        return SimpleNamespace(metadata=about, content=content, has_error=lambda: False, has_content=lambda: True)
 
 
-def test_15_half_an_answer_holds_up_nobody_else(server, monkeypatch):
+class Nonsense(HalfAnswers):
+    """A grid where b sends bytes that Flower stumbles over."""
+
+    def pull_messages(self, numbers):
+        if any(self.messages[number].metadata.dst_node_id == 11 for number in numbers):
+            raise KeyError("no such type")
+        return [self.reply(number) for number in numbers]
+
+
+@pytest.mark.parametrize(("kind", "problem"), [(HalfAnswers, "has not been here"), (Nonsense, "no message: KeyError")])
+def test_15_half_an_answer_or_nonsense_holds_up_nobody_else(server, monkeypatch, kind, problem):
     pytest.importorskip("flwr")
     from flwr.supercore.task_identity import TaskIdentity
 
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
-    grid, recipe = HalfAnswers(), server.recipe
+    grid, recipe = kind(), server.recipe
     engine = Flower(grid, recipe.greeting, minimum=1, timeout=3.0, patience=4.0, gather=0.1, poll=0.01)
     try:
         engine.open(prepared(recipe.model, ["a", "b"], **recipe.settings).job(), ["a", "b"])
         assert [peer.ready for peer in engine.peers] == [True, False]
+        assert problem in engine.peers[1].problem
     finally:
         grid.is_over.set()
 
