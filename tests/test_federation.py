@@ -14,6 +14,7 @@ import partita as pt
 from partita._version import __version__
 from partita.config import Reader
 from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
+from partita.federation.commands import Watch
 from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
 from partita.federation.recipe import Recipe
 from partita.federation.site import Site, read_table
@@ -262,6 +263,13 @@ def test_one_process_at_a_time(tmp_path):
     assert holder(place) is None
     with held(place):
         pass
+
+
+def test_a_server_says_whom_it_waits_for(server, monkeypatch, capsys):
+    monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
+    with Watch(quiet=False, json=False) as watch:
+        watch(read_state(read_server(server)))
+    assert "not started: 0 of 2 sites ready, not a, b" in capsys.readouterr().err
 
 
 def test_metrics_and_state(server):
