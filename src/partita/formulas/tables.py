@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError
+from partita.files import MOST_TABLE, check_size
 
 LARGEST_LEVELS = 1000
 # A column of text may have so many levels that look like numbers.
@@ -61,6 +62,7 @@ def read_table(table: Any) -> Any:
     if isinstance(table, str | os.PathLike):
         path = Path(table)
         try:
+            check_size(path, MOST_TABLE)
             if path.suffix.lower() in (".parquet", ".pq"):
                 table = polars.read_parquet(path)
             else:
