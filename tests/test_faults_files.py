@@ -8,6 +8,8 @@ import os
 import socket
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import urllib.parse
 from contextlib import ExitStack, closing
@@ -538,3 +540,57 @@ def test_30_another_host_is_refused(tmp_path, kind):
         port = urllib.parse.urlsplit(url).port
         assert [status(url, host) for host in ("evil.example", f"evil.example:{port}", "127.0.0.1")] == [403] * 3
         assert status(url, f"localhost:{port}") == 200
+
+
+# 32: what listens, what is installed
+
+LISTENING = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import partita as pt
+
+def addresses():
+    # Of every socket that this process or one that it has started listens on.
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            pass
+    own, before = {os.getpid()}, 0
+    while len(own) > before:
+        before = len(own)
+        own |= {child for child, parent in parents.items() if parent in own}
+    links = set()
+    for process in own:
+        for link in Path(f"/proc/{process}/fd").glob("*"):
+            try:
+                links.add(os.readlink(link))
+            except OSError:
+                pass
+    texts = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for text in texts for line in text.splitlines()[1:]]
+    return {line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in links}
+
+found = set()
+X = np.ones((4, 1))
+pt.fit(
+    pt.models.LinearRegression(features=1, noise=1.0), [(X, X[:, 0]), (X, X[:, 0])],
+    schedule=pt.schedules.Synchronous(rounds=2), engine=pt.engines.Ray(actors=1),
+    callbacks=[lambda event: found.update(addresses())],
+)
+print(*sorted(found))
+"""
+# 127.0.0.1, and the same as IPv6 writes it.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.engines
+def test_32_a_cluster_that_is_begun_here_listens_to_this_machine_only(tmp_path):
+    pytest.importorskip("ray")
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = set(done.stdout.split())
+    assert found
+    assert found <= LOOPBACK
