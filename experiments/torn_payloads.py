@@ -35,7 +35,7 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
 
     def reached(where: str) -> None:
         left[0] -= where == place
-        if left[0] == 0:
+        if where == place and left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def write_less(handle: int, data: bytes | memoryview, offset: int) -> int:
@@ -98,6 +98,7 @@ def main(kills: int = 200) -> None:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         expected = lived(serve, place / "whole", place / "cache", None, 0, 0)
+        assert expected is not None
         while sum(died.values()) < kills:
             folder, found = place / f"run-{runs}", None
             while found is None:
