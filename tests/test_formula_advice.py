@@ -204,6 +204,16 @@ def test_who_watches_a_run_sees_names(tmp_path):
         assert read_names(run_dir) == []
 
 
+def test_levels_that_a_terminal_or_rich_would_obey(spoken):
+    """Escapes are shown, brackets are brackets."""
+    smoker, ill = TABLE.smoker.replace("no", "z\x1b]0;owned\x07[/b]"), TABLE.ill.replace("sick", "[/b]\x1b[2J")
+    found = pt.regress("ill ~ x + smoker", sites(smoker=smoker, ill=ill), family="binomial")
+    for text in (str(found), repr(found), spoken.getvalue()):
+        assert "\x1b" not in text
+    assert r"smoker[T.z\x1b]0;owned\x07[/b]]" in str(found)
+    assert r"what is modelled is 'healthy', against '[/b]\x1b[2J'" in spoken.getvalue()
+
+
 def test_commands_say_so_too(tmp_path, monkeypatch):
     monkeypatch.setattr("partita.runtime.cache_compilation", lambda: None)
     for name, part in sites().items():

@@ -166,7 +166,7 @@ def unpacked(
         hyper=about["hyper"],
         history=about["history"],
         seed=about["seed"],
-        design=about.get("design"),
+        design=None if about.get("design") is None else dict(about["design"]),
     )
 
 

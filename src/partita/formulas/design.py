@@ -69,6 +69,10 @@ class Design:
         return (y - self.target_centre) / self.target_unit
 
     @property
+    def target(self) -> str:
+        return target_name(self.parsed)
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The two levels of a target that is text, of which the second is what is predicted."""
         return target_levels(self.parsed, self.columns)
@@ -111,8 +115,12 @@ def as_family(family: Any) -> str:
 
 def target_levels(parsed: Parsed, columns: Mapping[str, Column]) -> tuple[str, ...] | None:
     """Of a target that is a column of text."""
-    name = str(parsed.left).strip().strip("`")
+    name = target_name(parsed)
     return columns[name].levels if name in columns else None
+
+
+def target_name(parsed: Parsed) -> str:
+    return str(parsed.left).strip().strip("`")
 
 
 def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Design, dict[str, Rows]]:
@@ -243,7 +251,7 @@ class _Reader:
         return Rows(X, y, group, len(frame) - len(kept))
 
     def _target(self, site: str, kept: Any) -> np.ndarray:
-        name = str(self.parsed.left).strip().strip("`")
+        name = target_name(self.parsed)
         levels = target_levels(self.parsed, self.columns)
         if levels is not None:
             if self.family != "bernoulli" or len(levels) != 2:

@@ -116,8 +116,7 @@ def _say(design: Design, quiet: bool) -> None:
         warnings.warn(words, stacklevel=3)
     if design.classes is not None:
         first, second = design.classes
-        target = str(design.parsed.left).strip()
-        notice(f"target {target}: what is modelled is {second!r}, against {first!r}", quiet)
+        notice(f"target {design.target}: what is modelled is {second!r}, against {first!r}", quiet)
 
 
 def _read(
