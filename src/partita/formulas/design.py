@@ -3,6 +3,7 @@
 import difflib
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -181,13 +182,18 @@ def _advise_on_groups(group: str | None, frames: Mapping[str, Any]) -> list[str]
 
 def specified(parsed: Parsed, columns: Mapping[str, Column]) -> Any:
     """How formulaic turns rows into columns of numbers: from levels alone."""
-    from formulaic.errors import FormulaicError
+    from formulaic.errors import DataMismatchWarning, FormulaicError
 
     sizes = [math.prod(len(columns[name].levels or "1") for name in names) for names in parsed.expanded]
     if sum(sizes) > MOST_COLUMNS:
         raise InputError(f"formula: has up to {sum(sizes)} coefficients, more than {MOST_COLUMNS}: use fewer levels")
     try:
-        return parsed.right.get_model_matrix(example(columns), na_action="ignore").model_spec
+        with warnings.catch_warnings():
+            # C(arm, levels=[...]) without some level would make rows of no numbers.
+            warnings.simplefilter("error", DataMismatchWarning)
+            return parsed.right.get_model_matrix(example(columns), na_action="ignore").model_spec
+    except DataMismatchWarning:
+        raise InputError("formula: levels=[...] of C() leaves out levels that sites have: name all of them") from None
     except (FormulaicError, NameError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"formula: cannot be evaluated: {reason(error)}") from None
 

@@ -7,6 +7,7 @@ then call nothing else, one that comes from a file is safe to read.
 
 import ast
 import inspect
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from partita.errors import InputError
 NAME = r"(`[^`]+`|[\w.]+)"
 RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
 QUOTED = re.compile(r"""\bQ\(\s*(?:"([^"`]+)"|'([^'`]+)')\s*\)""")
-# Characters, brackets within brackets, and powers of numbers.
-LONGEST, DEEPEST, LARGEST_POWER = 20_000, 100, 1000
+# Characters, terms, brackets within brackets, and powers of numbers.
+LONGEST, MOST_TERMS, DEEPEST, LARGEST_POWER = 20_000, 10_000, 100, 1000
 
 OPERATORS = (
     ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow | ast.BitAnd | ast.BitOr | ast.BitXor
@@ -67,10 +68,15 @@ def parse(formula: str) -> Parsed:
     fixed, group = _split_group(formula)
     from formulaic import Formula, SimpleFormula
     from formulaic.errors import FormulaicError
+    from formulaic.parser import DefaultFormulaParser
 
     try:
+        if _count_terms(DefaultFormulaParser().get_ast(fixed)) > MOST_TERMS:
+            raise InputError(f"formula: has more than {MOST_TERMS:,} terms: write the interactions that you mean")
         parsed = Formula(fixed)
         left, right = parsed.lhs, parsed.rhs
+    except InputError:
+        raise
     except (FormulaicError, AttributeError, SyntaxError, ValueError, RecursionError):
         left = right = None
     if not (isinstance(left, SimpleFormula) and isinstance(right, SimpleFormula)):
@@ -112,6 +118,24 @@ def _split_group(formula: Any) -> tuple[str, str | None]:
         raise InputError(f"formula: of terms with |, only one random intercept (1 | group) is known; got {formula!r}")
     left, _, right = fixed.partition("~")
     return (f"{left}~ 1" if not right.strip(" +") else fixed), (groups[0].strip("`") if groups else None)
+
+
+def _count_terms(tree: Any) -> int:
+    """How many terms there may be when a*b*c*... and (a + b + ...)**n are written out, without doing so."""
+    order, counts = [tree], dict[int, int]()
+    for node in order:
+        order.extend(getattr(node, "args", ()))
+    for node in reversed(order):
+        inner = [counts[id(part)] for part in getattr(node, "args", ())]
+        symbol = node.operator.symbol if inner else ""
+        power = str(node.args[1]) if symbol in ("**", "^") else ""
+        if power.isdecimal():
+            counts[id(node)] = inner[0] ** min(int(power), LARGEST_POWER)
+        else:
+            several = symbol in ("*", "/", ":", "in", "%in%")
+            counts[id(node)] = math.prod(1 + one for one in inner) if several else max(1, sum(inner))
+        counts[id(node)] = min(counts[id(node)], MOST_TERMS + 1)
+    return counts[id(tree)]
 
 
 def _unreadable(formula: Any) -> InputError:
