@@ -105,7 +105,7 @@ def run(
     wanted = read_config(config, settings or ())
     if wanted.regression is not None:
         return run_regression(config, wanted, settings or (), out or Path("runs") / config.stem, resume, quiet, json)
-    (X, y), test = load_data(wanted, config.parent)
+    (X, y), test, design = load_data(wanted, config.parent)
     model: Any = build_model(wanted, X, y)
     parts = wanted.partition
     shards = split((X, y), parts.sites, parts.how, concentration=parts.concentration, seed=wanted.seed)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def run(
         )
         # First, because whoever watches looks for them when there is a result.
         write_measures(folder, result, test, feature_names(wanted, config.parent))
-        result.save(folder / "result.safetensors")
+        replace(result, design=design).save(folder / "result.safetensors")
     finish(folder, json)
 
 

@@ -16,11 +16,13 @@ from partita.accounting import SiteWork
 from partita.checks import check_count
 from partita.families import Family
 from partita.models import Hyper
+from partita.text import clean
 
 Row = dict[str, Any]
 
 # Seconds until the first line about progress where there is no bar, and from one to the next.
 FIRST_LINE, BETWEEN_LINES = 2.0, 5.0
+MOST_OF_LINE = 1000
 
 
 @dataclass(frozen=True)
@@ -176,16 +178,16 @@ class Progress:
         from rich import progress
 
         columns: Sequence[Any] = (
-            progress.TextColumn("{task.description:<28}"),
+            progress.TextColumn("{task.description:<28}", markup=False),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[note]}"),
+            progress.TextColumn("{task.fields[note]}", markup=False),
             progress.TimeElapsedColumn(),
         )
         # What goes to a file or a pipe must not end up above the bar.
         self._bar = progress.Progress(*columns, console=self._console, redirect_stdout=sys.stdout.isatty())
         self._bar.start()
-        self._task = self._bar.add_task(self.label, total=None, note="")
+        self._task = self._bar.add_task(clean(self.label), total=None, note="")
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
@@ -209,12 +211,13 @@ class Progress:
         """How far it is; where there is no bar to be filled, in words."""
         if self._quiet:
             return
+        label = clean(label or self.label)
         with self._lock:
             if self._bar is not None:
-                self._bar.update(self._task, description=label or self.label, total=total, completed=done, note=note)
+                self._bar.update(self._task, description=label, total=total, completed=done, note=clean(note))
                 return
             far = words or ("" if total is None else f"{done} of {total}")
-            self._words = f"{label or self.label}: " + ", ".join(part for part in (far, note) if part)
+            self._words = f"{label}: " + ", ".join(part for part in (far, note) if part)
             if time.monotonic() >= self._next and self._words != self._printed:
                 self._next, self._printed = time.monotonic() + BETWEEN_LINES, self._words
                 self.say(self._words)
@@ -222,7 +225,8 @@ class Progress:
     def say(self, words: str) -> None:
         """A line that stays."""
         if not self._quiet:
-            self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+            words = clean(words, MOST_OF_LINE)
+            self._console.print(words, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

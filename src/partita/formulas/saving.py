@@ -11,7 +11,7 @@ from partita.formulas.language import Parsed, parse_terms
 from partita.formulas.tables import Column
 from partita.telemetry import Row, plain
 
-NUMBERS = ("target_centre", "target_unit", "prior_scale")
+NUMBERS = ("target_centre", "target_unit", "prior_scale", "noise_scale")
 
 
 def pack_design(design: Design, counts: Mapping[str, Counts], digest: str) -> Row:
@@ -51,7 +51,7 @@ def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
     names = tuple(name for name in spec.column_names if name != "Intercept")
     centre, unit = (_numbers(row[name], len(names)) for name in ("centre", "unit"))
     settings: dict[str, Any] = {name: float(_numbers([row[name]], 1)[0]) for name in NUMBERS}
-    positive = np.all(unit > 0) and settings["target_unit"] > 0 and settings["prior_scale"] > 0
+    positive = np.all(unit > 0) and all(settings[name] > 0 for name in ("target_unit", "prior_scale", "noise_scale"))
     if list(names) != row["names"] or row["family"] not in FAMILIES or not positive:
         raise ValueError("columns, family or units are not those of a regression")
     design = Design(

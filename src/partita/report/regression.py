@@ -1,6 +1,5 @@
 """What people read off a regression: kept beside its run, because the data are not, and shown on its page."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import CorruptStorage
+from partita.files import read_json
 from partita.formulas import Regression, compare
 from partita.formulas.regression import RATIOS
 from partita.report.charts import Calibration, Picture, bars, calibration_picture, interval_picture
@@ -54,7 +54,7 @@ def write_regression(folder: Path, described: Row) -> None:
 def read_regression(folder: Path, fold: int) -> Row | None:
     """What was found after this fold; None, if that is not a regression."""
     try:
-        row = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        row = read_json(folder / FILE)
         if row["fold"] != fold:
             return None
         tables(row)
