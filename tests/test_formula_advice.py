@@ -2,6 +2,7 @@
 
 import io
 import json
+import stat
 import warnings
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita import telemetry
 from partita.cli import app, followed
-from partita.errors import InputError, NotFinite, ShardError
+from partita.errors import InputError, NotFinite, RunMismatch, ShardError
 from partita.formulas.advice import alike, unlikely_levels
 from partita.formulas.design import as_family, designed
 from partita.formulas.naming import name_sites, read_names
@@ -199,7 +200,12 @@ def test_who_watches_a_run_sees_names(tmp_path):
     follower = followed(run_dir)
     assert follower.read()
     assert [row["site"] for row in follower.site_rows()] == ["north", "south"]
-    for text in ("{", "3", "[" * 100_000):
+    with pytest.raises(RunMismatch):
+        pt.regress("y ~ x", {"other": TABLE}, run_dir=run_dir, quiet=True)
+    assert read_names(run_dir) == ["north", "south"]
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run_dir / "sites.json").stat().st_mode) == 0o600
+    for text in ("{", "3", "{}", "[" * 100_000):
         (run_dir / "sites.json").write_text(text)
         assert read_names(run_dir) == []
 
