@@ -257,6 +257,13 @@ def test_an_intercept_alone(target, family):
     assert 0.97 < row["sd"] / fitted.bse.iloc[0] < 1.03
 
 
+def test_no_coefficient_at_all():
+    found = pt.regress("score ~ 0", SITES, quiet=True)
+    assert found.coefficients() == []
+    assert "log evidence" in str(found)
+    np.testing.assert_array_equal(found.predict(TABLE), np.zeros(len(TABLE)))
+
+
 def test_groups_with_long_numbers_stay_apart(tmp_path):
     """As a file has them: numbers of seven digits, and more of them than a column may have levels."""
     patients = 1_234_000 + np.arange(1500)

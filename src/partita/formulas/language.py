@@ -24,9 +24,7 @@ QUOTED = re.compile(r"""\bQ\(\s*(?:"([^"`]+)"|'([^'`]+)')\s*\)""")
 # Characters, terms, brackets within brackets, and powers of numbers.
 LONGEST, MOST_TERMS, DEEPEST, LARGEST_POWER = 20_000, 10_000, 100, 1000
 
-OPERATORS = (
-    ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow | ast.BitAnd | ast.BitOr | ast.BitXor
-)
+OPERATORS = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow | ast.BitAnd | ast.BitOr
 COMPARISONS = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
 # Names that formulaic knows and that are elementwise.
 ELEMENTWISE = ("I", "log", "log10", "log2", "exp", "exp2")
@@ -233,7 +231,9 @@ class _Reading:
     ) -> None:
         """The first so many vary by row, the others are literals."""
         for argument in arguments[:by_row]:
-            self.value(argument)
+            # np.clip(age, 0, None) has no upper bound.
+            if not (isinstance(argument, ast.Constant) and argument.value is None):
+                self.value(argument)
         for argument in (*arguments[by_row:], *(keyword.value for keyword in keywords)):
             if not _is_literal(argument):
                 raise _refusal(node)
@@ -297,6 +297,12 @@ def _refusal(node: ast.AST) -> InputError:
             )
         case ast.Call(func=ast.Name(id="center")):
             return InputError(f"formula: {shown} depends on all data, which nobody has: {INSTEAD}")
+        case ast.Call(func=ast.Name(id="factor")):
+            return InputError(f"formula: {shown}: levels are written as C(column)")
+        case ast.Call(func=ast.Name(id=name)) if name in OF_NUMPY or _is_elementwise(name):
+            return InputError(f"formula: {shown}: write np.{name}")
+        case ast.BinOp(op=ast.BitXor()):
+            return InputError(f"formula: {shown}: write ** for powers")
         case ast.Call(func=ast.Name(id="Q")):
             return InputError(f"formula: {shown}: Q() takes a column's name in quotes; or write it in backticks")
         case ast.Attribute(value=ast.Name(id=name), attr=rest) if name != "np":

@@ -58,7 +58,7 @@ class Regression:
         """The coefficients as a table."""
         keys = ("mean", "sd", "low", "high")
         rows = [{"name": clean(row["name"]), **{key: row[key] for key in keys}} for row in self.coefficients()]
-        width = max(len(row["name"]) for row in rows)
+        width = max((len(row["name"]) for row in rows), default=0)
         head = f"{'':<{width}}" + "".join(f"{key:>11}" for key in ("mean", "sd", "2.5 %", "97.5 %"))
         lines = [f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in keys) for row in rows]
         classes = self.design.classes
