@@ -59,6 +59,7 @@ class Formula:
     compare: tuple[str, ...] = ()
     prior_scale: float = 2.5
     held_out: float = 0.0
+    weights: str | None = None
     level: float = 0.95
 
 

@@ -183,7 +183,7 @@ def _unpacked(
         hyper=hyper,
         history=[dict(row) for row in about["history"]],
         seed=int(about["seed"]),
-        design=about.get("design"),
+        design=None if about.get("design") is None else dict(about["design"]),
     )
 
 
