@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError
+from partita.files import MOST_TABLE, check_size
 from partita.formulas.advice import FEW_LEVELS, unlikely_levels
 
 LARGEST_LEVELS = 1000
@@ -62,6 +63,7 @@ def read_table(table: Any, argument: str = "sites") -> Any:
     if isinstance(table, str | os.PathLike):
         path = Path(table)
         try:
+            check_size(path, MOST_TABLE)
             if path.suffix.lower() in (".parquet", ".pq"):
                 table = polars.read_parquet(path)
             else:

@@ -57,12 +57,25 @@ def read_regression(folder: Path, fold: int) -> Row | None:
         row = read_json(folder / FILE)
         if row["fold"] != fold:
             return None
-        tables(row)
+        _check(row)
         return row
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CorruptStorage(f"{folder / FILE}: {error!r}: it can be deleted, nothing else is lost") from None
+
+
+def _check(row: Row) -> None:
+    """That it can be shown."""
+    known = row["log evidence"]
+    if not (known is None or isinstance(known, int | float)):
+        raise TypeError("log evidence")
+    for name in ("coefficients", "spreads", "formulas", "sites"):
+        for one in row[name]:
+            if not all(isinstance(value, str | int | float | None) for value in one.values()):
+                raise TypeError(name)
+    tables(row)
+    pictures(row)
 
 
 def tables(row: Row) -> dict[str, Sequence[Row]]:
