@@ -178,6 +178,9 @@ def test_saved_classifiers_know_their_classes_and_what_was_not_kept(tmp_path):
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
     assert pt.PartitionedClassifier.load(tmp_path / "model", schedule=schedule).schedule is schedule
     assert pt.load(tmp_path / "model").fingerprint == model.result_.fingerprint
+    # The run alone does not know how inputs were scaled.
+    with pytest.raises(InputError, match=r"scales its inputs: use predict of pt\.Partitioned\w+\.load\(path\)"):
+        pt.load(tmp_path / "model").predict(X[:2])
     with pytest.raises(pt.errors.RunMismatch, match="holds a PartitionedClassifier"):
         pt.PartitionedRegressor.load(tmp_path / "model")
     with pytest.warns(UserWarning, match="not refined"):

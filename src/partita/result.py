@@ -66,6 +66,11 @@ class Result:
                 f"{asked}: this is the run of the regression {self.design['formula']!r}, whose inputs are made from "
                 "tables: use predict(table) of the regression itself, or pt.Regression.load(path).predict(table)"
             )
+        if "estimator" in self.design:
+            raise InputError(
+                f"{asked}: this is the run inside a {self.design['estimator']}, which scales its inputs: use predict "
+                f"of pt.{self.design['estimator']}.load(path)"
+            )
         return scaled_columns(self.design, X)
 
     def sample(self, key: Any, number: int) -> Any:
@@ -132,14 +137,18 @@ class Result:
 
 
 def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
-    """Read a saved result, or that of a saved estimator.
+    """Read a saved result, or that of a saved estimator, which predicts only by the estimator's own `load`.
 
     One of `pt.Model` needs the model too, because code is never stored.
     """
     arrays, about = read_arrays(path)
     if not isinstance(about.get("model"), dict):
         raise RunMismatch(f"{path}: holds a {about.get('estimator', 'file')}: use its own load")
-    return unpacked(path, arrays, about, model)
+    result, estimator = unpacked(path, arrays, about, model), about.get("estimator")
+    if not isinstance(estimator, dict):
+        return result
+    # An estimator scales what it is given; its run alone does not know how.
+    return dataclasses.replace(result, design={"estimator": str(estimator.get("name"))})
 
 
 def unpacked(
@@ -162,7 +171,8 @@ def _unpacked(
     name = settings.pop("name")
     if model is None:
         if name not in MODELS or not settings:
-            how = "pass it as load(path, model=...)" if about.get("design") is None else "use pt.Regression.load(path)"
+            by_formula = "formula" in (about.get("design") or ())
+            how = "use pt.Regression.load(path)" if by_formula else "pass it as load(path, model=...)"
             raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
