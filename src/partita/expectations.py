@@ -274,9 +274,9 @@ def _placed(q: Any, number: int) -> Array:
     """Points with the mean and the covariance of q."""
     m = q.location
     points = jnp.asarray(white_points(number, m.shape[0]), m.dtype)
-    if isinstance(q, MeanField | MeanField.Mean):
-        return m + jnp.sqrt(q.variance) * points
-    return m + points @ jnp.linalg.cholesky(q.covariance).T
+    if isinstance(q, Gaussian | Gaussian.Mean):
+        return m + points @ jnp.linalg.cholesky(q.covariance).T
+    return m + jnp.sqrt(q.variance) * points
 
 
 def _mapped(function: Callable[[Array], Any], points: Array, data: Any) -> Any:
