@@ -24,8 +24,8 @@ from partita.shards import Shard
 
 # Keeps the derivative of a square root finite where a predictor does not vary at all.
 TINY = 1e-30
-# Up to how many parameters Hessians, and gradients at many points, are worth their price; how many draws are taken of so
-# few where they are no Gaussian's; and how many copies of the data are looked at together, in numbers.
+# Up to how many parameters Hessians, and gradients at many points, are worth their price; how many draws are taken of
+# so few where they are no Gaussian's; and how many copies of the data are looked at together, in numbers.
 MOST_CURVED = 300
 MANY_DRAWS = 512
 NUMBERS_AT_ONCE = 200_000
