@@ -33,11 +33,13 @@ class AbstractModel(eqx.Module):
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
     # there are any, so that a whole step never lowers the free energy, and is exact without them;
     # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
-    # layers; whether it has exponentials, of which a wide prior expects too much to start from.
+    # layers; whether it is a network of any kind, whose weights are drawn however few they are;
+    # whether it has exponentials, of which a wide prior expects too much to start from.
     closed_form: ClassVar[bool] = False
     conjugate: ClassVar[bool] = False
     projected: ClassVar[bool] = False
     layered: ClassVar[bool] = False
+    drawn: ClassVar[bool] = False
     steep: ClassVar[bool] = False
 
     outputs: ClassVar[int] = 1
@@ -202,6 +204,11 @@ class Model(AbstractModel):
     With hyperparameters, `log_prob(params, data, hyper)`. A shard is an array, or a tuple or dictionary of
     arrays with equally many rows, or `pt.models.Weighted(data, weights)`. Refinements begin at `init`; if not given, at
     a narrow density around the mean of a Gaussian prior, and at any other prior itself.
+
+    Under a Gaussian of up to 300 numbers it is integrated by gradients at 512 fixed points (`ExpectedSlope`): they find
+    the deviations of the best Gaussian within 3 %, whether the function has two derivatives or kinks. Up to 300
+    numbers of another family take 512 draws (`MonteCarlo`), which leave some per cent of noise, and more numbers 32
+    draws, which leave ten and more: give `fit(expectation=MonteCarlo(1000))`.
 
     >>> import jax.numpy as jnp
     >>> from partita.families import Gaussian
