@@ -18,6 +18,7 @@ import urllib.parse
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from experiments import torn_payloads
@@ -44,6 +45,7 @@ from partita.report.live import served
 from partita.report.loopback import MOST_CONNECTIONS
 from partita.report.measures import write_measures
 from partita.report.terminal import table_of
+from partita.runtime import cache_compilation
 from partita.schedules import Asynchronous, Synchronous
 from partita.text import clean
 
@@ -291,6 +293,15 @@ def test_28_logs_and_states_follow_no_link(tmp_path):
     write_report(folder / "report.html", Follower(folder).report())
     assert target.read_text() == "precious"
     assert not (folder / "result.safetensors").is_symlink()
+
+
+def test_28_compiled_programs_which_are_run_again_lie_where_nobody_else_can_write(tmp_path, open_umask):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        cache_compilation(tmp_path / "cache" / "jax")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache", "cache/jax")} == {0o700}
 
 
 # 29: malicious result, journal, configuration, table
