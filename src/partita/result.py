@@ -13,6 +13,7 @@ import numpy as np
 
 from partita._version import __version__
 from partita.checks import check_count
+from partita.columns import Columns, arrange
 from partita.errors import InputError, RunMismatch
 from partita.exchange import inference_data
 from partita.families import Family
@@ -36,9 +37,12 @@ class Result:
     hyper: Hyper
     history: list[Row] = field(repr=False)
     seed: int = 0
+    # Names of columns, and how large values were, of what a stream has seen.
+    columns: Columns = field(default_factory=Columns, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
+        X = arrange(X, self.columns.names)
         response = expected_response(self.model, self.posterior, X, samples)
         if response.ndim != 2 or getattr(self.model, "likelihood", None) == "gaussian":
             raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
@@ -46,6 +50,7 @@ class Result:
 
     def predict(self, X: Any, return_std: bool = False, samples: int = 256) -> Any:
         """The most probable class, or the expected target; with its standard deviation if asked."""
+        X = arrange(X, self.columns.names)
         response = expected_response(self.model, self.posterior, X, samples)
         prediction = self.model.predict(response)  # type: ignore[attr-defined]
         if not return_std:
@@ -109,6 +114,7 @@ class Result:
             "hyper": self.hyper,
             "history": self.history,
             "seed": self.seed,
+            "columns": self.columns.settings(),
         }
         return arrays, plain(about)
 
@@ -152,6 +158,7 @@ def unpacked(
         hyper=about["hyper"],
         history=about["history"],
         seed=about["seed"],
+        columns=Columns.from_settings(about.get("columns")),
     )
 
 

@@ -1,7 +1,6 @@
 """The scikit-learn face: Gaussian processes that follow a stream."""
 
 import os
-import warnings
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -13,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from partita._version import __version__
 from partita.checks import check_count
+from partita.columns import check_columns, warn_of_units
 from partita.errors import InputError, RunMismatch
 from partita.gp import kernels, likelihoods
 from partita.gp.sparse import Factor, SparseGP, by_output
@@ -25,8 +25,6 @@ from partita.telemetry import Progress, plain
 
 # Draws of the hyperparameters that predictions average over.
 DRAWS = 16
-# Rows that tell how large inputs are; how much larger the deviation of all may become with one batch.
-FEW, FAR = 10, 100.0
 
 
 class _StreamingGP(BaseEstimator):
@@ -119,9 +117,9 @@ class _StreamingGP(BaseEstimator):
             raise InputError("hyperparameters: cannot change within a stream: call fit, or begin another one")
         stream = replace(stream, learning=learning)
         inputs, targets = self.inputs_.with_rows(X), self.targets_.with_rows(y)
-        for name, before, after in (("X", self.inputs_, inputs), ("y", self.targets_, targets)):
-            if before.count >= FEW and np.any(after.affine.scale > FAR * before.affine.scale):
-                warnings.warn(f"{name}: this batch is far from all before it: has it other units?", stacklevel=3)
+        warn_of_units("X", self.inputs_, X, stacklevel=4)
+        if self.scales_targets_:
+            warn_of_units("y", self.targets_, y, stacklevel=4)
         if self.scales_inputs_ and stream.batches:
             units = (self.targets_.affine, targets.affine) if self.scales_targets_ else None
             stream = stream.rescaled(self.inputs_.affine, inputs.affine, units)
@@ -342,6 +340,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         return tags
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
+        check_columns(None, X)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True, y_numeric=True)
         y = as_numbers(None, "y", y, np.float64)
         check_rows(None, {"X": X, "y": y})
@@ -403,6 +402,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     _default_likelihood = "probit"
 
     def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        check_columns(None, X)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
         check_rows(None, {"X": X})
         check_classification_targets(y)
