@@ -13,6 +13,7 @@ import numpy as np
 
 from partita._version import __version__
 from partita.checks import check_count
+from partita.columns import Columns, arrange
 from partita.errors import CorruptStorage, InputError, PartitaError, RunMismatch, reason
 from partita.exchange import inference_data
 from partita.families import Family
@@ -39,6 +40,8 @@ class Result:
     seed: int = 0
     # How rows of tables become the inputs of the model, in plain words: kept with it wherever it goes.
     design: Row | None = field(default=None, repr=False)
+    # Names of columns, and how large values were, of what a stream has seen.
+    columns: Columns = field(default_factory=Columns, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
@@ -60,7 +63,7 @@ class Result:
     def _inputs(self, asked: str, X: Any) -> Any:
         """Rows of a table as the model takes them: as they are, or as the result's design says."""
         if self.design is None:
-            return X
+            return arrange(X, self.columns.names)
         if "formula" in self.design:
             raise InputError(
                 f"{asked}: this is the run of the regression {self.design['formula']!r}, whose inputs are made from "
@@ -132,6 +135,7 @@ class Result:
             "history": self.history,
             "seed": self.seed,
             "design": self.design,
+            "columns": self.columns.settings(),
         }
         return arrays, plain(about)
 
@@ -194,6 +198,7 @@ def _unpacked(
         history=[dict(row) for row in about["history"]],
         seed=int(about["seed"]),
         design=None if about.get("design") is None else dict(about["design"]),
+        columns=Columns.from_settings(about.get("columns")),
     )
 
 
