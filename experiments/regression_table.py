@@ -21,6 +21,7 @@ import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import partita as pt
+from experiments.regression_best_gaussian import best_gaussian
 from experiments.regression_page import extremes, page
 from experiments.regression_references import Problem, Reference, exact, exact_grouped, read, sample
 from experiments.regression_sets import DATA_SETS, DataSet
@@ -54,6 +55,8 @@ class Row:
     nuts: Reference | None
     exact: Reference | None
     statsmodels: Face
+    # The closest Gaussian, of bernoulli and poisson regressions.
+    gaussian: Reference | None = None
 
     @property
     def best(self) -> Reference:
@@ -179,8 +182,10 @@ def compare(data: DataSet, folder: Path = CACHE, draws: bool = True) -> Row:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # statsmodels', of what it thinks of the data
         theirs, r_squared = by_statsmodels(data, table, problem)
-    faces = fit_faces(data, table, problem, kept)
-    return Row(data, len(problem.y), len(problem.names), r_squared, faces, nuts, integrated(problem), theirs)
+    return Row(
+        data, len(problem.y), len(problem.names), r_squared, fit_faces(data, table, problem, kept), nuts,
+        integrated(problem), theirs, best_gaussian(problem) if data.family in ("bernoulli", "poisson") else None,
+    )  # fmt: skip
 
 
 def choose(given: argparse.Namespace) -> list[DataSet]:

@@ -3,6 +3,8 @@
 `python -m experiments.regression_table` has the same with more sets, NUTS and statsmodels.
 """
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -120,3 +122,11 @@ def test_parts_hold_every_row_once_and_keep_groups_together():
     assert sum(map(len, firms)) == len(set.union(*firms))
     problem, kept = read(data, table)
     assert len(kept) == len(problem.y) == 220
+
+
+def test_the_closest_gaussian_is_what_a_logistic_regression_finds():
+    row = compare(replace(SETS["spector"], formula="GRADE ~ GPA + PSI"), draws=False)
+    gap, low, high = difference(row.faces["regress"], row.gaussian)
+    assert gap < 1e-3
+    assert (low, high) == pytest.approx((1, 1), abs=1e-3)
+    assert row.faces["estimator"].log_evidence == pytest.approx(row.gaussian.log_evidence, abs=1e-4)
