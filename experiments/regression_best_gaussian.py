@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-from experiments.regression_references import Problem, Reference, log_joint, whiten
+from experiments.regression_nuts import log_joint, whiten
+from experiments.regression_references import Problem, Reference
 
 POINTS = 64
 

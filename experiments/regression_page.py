@@ -112,6 +112,17 @@ def _noise_ratio(row: Any) -> str:
     return f"{row.faces['regress'].noise / row.exact.noise:.4f}"
 
 
+def interval_error(face: Any, reference: Any) -> float:
+    """By how much an end of a 95 % interval is off, in the reference's deviations, at most."""
+    rows = len(face.interval)
+    return float(np.max(np.abs(face.interval - reference.interval[:rows]) / reference.sd[:rows, None]))
+
+
+def _interval_errors(row: Any) -> str:
+    faces = [face for face in row.faces.values() if face.interval is not None]
+    return ", ".join(f"{interval_error(face, row.exact):.3f}" for face in faces if row.exact.interval is not None)
+
+
 _sampling: dict[str, Callable[[Any], str]] = {
     "the closest Gaussian": lambda row: _pair(row.gaussian, row.nuts) if row.gaussian else "",
     "error of NUTS's sds": lambda row: f"{row.nuts.sd_error:.2%}",
@@ -119,6 +130,7 @@ _sampling: dict[str, Callable[[Any], str]] = {
 _noise: dict[str, Callable[[Any], str]] = {
     "NUTS itself": lambda row: _pair(row.nuts, row.exact) if row.nuts else "",
     "median noise of `pt.regress`, relative": _noise_ratio,
+    "ends of 95 % intervals off by, sd (`pt.regress`, estimator)": _interval_errors,
 }
 
 
@@ -151,14 +163,17 @@ def broken(row: Any) -> list[str]:
     found = []
     for name, face in row.faces.items():
         faults = [
-            f"{words} by {difference(face, reference)[0]:.3f} sd; sds {_range(face, reference)}"
+            f"means within {difference(face, reference)[0]:.3f} sd of {words}, sds {_range(face, reference)}"
             for words, reference in (("NUTS", row.nuts), ("quadrature", row.exact))
             if reference is not None and not _good(*difference(face, reference))
         ]
+        exact = row.exact.interval if row.exact else None
+        if face.interval is not None and exact is not None and not interval_error(face, row.exact) <= GAP:
+            faults.append(f"an interval off by {interval_error(face, row.exact):.3f} sd")
         if not abs(_off(row, name)) <= NATS:
-            faults.append(f"evidence by {_off(row, name):+.3f} nats")
+            faults.append(f"evidence off by {_off(row, name):+.3f} nats")
         if faults:
-            found.append(f"{row.data.name}, {FACES[name]}: off {', '.join(faults)}")
+            found.append(f"{row.data.name}, {FACES[name]}: {'; '.join(faults)}")
     return found
 
 

@@ -23,7 +23,8 @@ import statsmodels.formula.api as smf
 import partita as pt
 from experiments.regression_best_gaussian import best_gaussian
 from experiments.regression_page import extremes, page
-from experiments.regression_references import Problem, Reference, exact, exact_grouped, read, sample
+from experiments.regression_nuts import sample
+from experiments.regression_references import Problem, Reference, exact, exact_grouped, read
 from experiments.regression_sets import DATA_SETS, DataSet
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "regression_results.md"
@@ -41,6 +42,7 @@ class Face:
     log_evidence: float = np.nan
     seconds: float = np.nan
     noise: float = np.nan
+    interval: np.ndarray | None = None  # of 95 %; an estimator's has none for the intercept
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,11 @@ def by_regress(data: DataSet, table: pd.DataFrame, problem: Problem) -> Face:
     found = pt.regress(data.full_formula, sites, family=data.family, prior_scale=PRIOR_SCALE)
     seconds = time.perf_counter() - began
     rows = {row["name"]: row for row in found.coefficients()}
-    mean, sd = (in_order(problem.names, {name: row[key] for name, row in rows.items()}) for key in ("mean", "sd"))
+    mean, sd, low, high = (
+        in_order(problem.names, {name: row[key] for name, row in rows.items()}) for key in ("mean", "sd", "low", "high")
+    )
     noise = next((row["median"] for row in found.spreads() if row["name"] == "noise"), np.nan)
-    return Face(mean, sd, found.log_evidence, seconds, noise)
+    return Face(mean, sd, found.log_evidence, seconds, noise, np.column_stack([low, high]))
 
 
 def by_estimator(problem: Problem, X: np.ndarray, y: np.ndarray, sites: np.ndarray) -> Face:
@@ -101,7 +105,7 @@ def by_estimator(problem: Problem, X: np.ndarray, y: np.ndarray, sites: np.ndarr
     fitted = kind(prior_scale=PRIOR_SCALE).fit(X, y, groups=sites)
     face = from_posterior(problem, fitted.result_, time.perf_counter() - began)
     told = np.append(np.ravel(fitted.coef_), np.ravel(fitted.intercept_))
-    return replace(face, mean=told, log_evidence=fitted.log_evidence_)
+    return replace(face, mean=told, log_evidence=fitted.log_evidence_, interval=np.atleast_2d(fitted.intervals(0.95)))
 
 
 def by_stream(problem: Problem, sites: np.ndarray) -> Face:
@@ -163,7 +167,7 @@ def remembered(folder: Path, problem: Problem) -> Reference:
         return Reference(**{name: value if value.ndim else float(value) for name, value in values.items()})
     found = sample(problem)
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **asdict(found))
+    np.savez(path, **{name: value for name, value in asdict(found).items() if value is not None})
     return found
 
 
