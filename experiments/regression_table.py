@@ -22,8 +22,8 @@ import statsmodels.formula.api as smf
 
 import partita as pt
 from experiments.regression_best_gaussian import best_gaussian
-from experiments.regression_page import extremes, page
 from experiments.regression_nuts import sample
+from experiments.regression_page import extremes, page
 from experiments.regression_references import Problem, Reference, exact, exact_grouped, read
 from experiments.regression_sets import DATA_SETS, DataSet
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.regression_page import GAP, NATS, RATIO, difference
 from experiments.regression_nuts import bridge, sample
+from experiments.regression_page import GAP, NATS, RATIO, difference
 from experiments.regression_references import exact, exact_grouped, read, standardise
 from experiments.regression_sets import DATA_SETS, SHARES
 from experiments.regression_table import compare
