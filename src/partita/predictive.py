@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.expectations import hermite, normal_points
-from partita.families import Family, Gaussian, MeanField, NormalGamma
+from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
 from partita.models import AbstractModel, Hyper, Predictor
 from partita.runtime import Array, on_host, precision
 from partita.shards import check_rows
@@ -47,7 +47,7 @@ def _predictor(model: AbstractModel) -> Predictor:
 
 @eqx.filter_jit
 def _expected_response(model: Predictor, posterior: Family, X: Array, samples: int) -> Array:
-    if isinstance(posterior, NormalGamma):
+    if isinstance(posterior, WeightsAndNoise):
         return model.response(X @ posterior.location)
     if model.projected and isinstance(posterior, Gaussian | MeanField):
         m, v = posterior.project(X)

@@ -87,6 +87,9 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     intercept = "Intercept" in spec.column_names
     mean, deviation = _moments([rows.X for rows in parts.values()])
     target_mean, target_deviation = _moments([rows.y[:, None] for rows in parts.values()])
+    if not intercept:
+        # Lines go through zero: sizes are distances from there.
+        deviation, target_deviation = np.hypot(mean, deviation), np.hypot(target_mean, target_deviation)
     is_gaussian = family == "gaussian"
     design = Design(
         formula,

@@ -12,6 +12,7 @@ from partita.damping import Damping
 from partita.engines import Engine
 from partita.errors import InputError
 from partita.families import Family, Gaussian
+from partita.families.weights_and_noise import DEGREES
 from partita.formulas.design import Design, Rows, designed
 from partita.formulas.regression import Regression, site_random
 from partita.formulas.tables import read_sites
@@ -37,6 +38,7 @@ def regress(
     *,
     family: str = "gaussian",
     prior_scale: float = 2.5,
+    noise_scale: float = 1.0,
     held_out: float = 0.0,
     schedule: Schedule | None = None,
     damping: float | str | Damping = "auto",
@@ -54,6 +56,8 @@ def regress(
         family: "gaussian", "bernoulli" (logit), "poisson" (log) or "negative binomial" (log).
         prior_scale: standard deviation under the prior of coefficients of columns in units of their deviation; in those
             of the target, for gaussian.
+        noise_scale: scale of the noise under the prior, half a Student t with three degrees of freedom, in units of the
+            target's deviation; for gaussian.
         held_out: share of every site's rows that is not fitted, to look at calibration.
         schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more.
         damping: the share of a proposed change that is taken.
@@ -70,11 +74,11 @@ def regress(
         import_extra(module, package, "formulas")
     if family not in FAMILIES:
         raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
-    check_positive(prior_scale=prior_scale)
+    check_positive(prior_scale=prior_scale, noise_scale=noise_scale)
     if not 0 <= held_out < 1:
         raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
     design, fitted, spare = _read(formula, read_sites(sites), family, held_out, seed)
-    model = _model(design, prior_scale)
+    model = _model(design, prior_scale, noise_scale)
     shards = [_shard(design, model, rows) for rows in fitted.values()]
     if isinstance(model, NumPyroModel):
         model = model.sized(shards[0])
@@ -140,18 +144,15 @@ def _shard(design: Design, model: AbstractModel, rows: Rows) -> Any:
     return X, y
 
 
-def _model(design: Design, prior_scale: float) -> AbstractModel:
-    features = len(design.names)
-    plain = {
-        "gaussian": LinearRegression,
-        "bernoulli": LogisticRegression,
-        "poisson": PoissonRegression,
-    }
-    if design.group is None and design.family in plain and features:
-        kind: Any = plain[design.family]
-        return kind(features=features, prior_scale=prior_scale, intercept=design.intercept)
-    grouped = design.group is not None
-    program = _program(design.family, design.intercept, prior_scale, grouped)
+def _model(design: Design, prior_scale: float, noise_scale: float) -> AbstractModel:
+    features, grouped = len(design.names), design.group is not None
+    scales: dict[str, float] = {"prior_scale": prior_scale}
+    plain: dict[str, Any] = {"bernoulli": LogisticRegression, "poisson": PoissonRegression}
+    if design.family == "gaussian":
+        plain, scales = {"gaussian": LinearRegression}, {**scales, "noise_scale": noise_scale}
+    if not grouped and design.family in plain and features:
+        return plain[design.family](features=features, intercept=design.intercept, **scales)
+    program = _program(design.family, design.intercept, grouped, **scales)
     return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)
 
 
@@ -166,7 +167,7 @@ def _start(design: Design, model: AbstractModel) -> Family | None:
     return Gaussian.from_moments(location, start.covariance)
 
 
-def _program(family: str, intercept: bool, prior_scale: float, grouped: bool) -> Any:
+def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, noise_scale: float = 1.0) -> Any:
     """The same regressions as a NumPyro program: with a negative binomial's size, noise, and groups."""
     import jax.numpy as jnp
     import numpyro
@@ -184,7 +185,8 @@ def _program(family: str, intercept: bool, prior_scale: float, grouped: bool) ->
             with numpyro.plate("group", 1):
                 f = f + numpyro.sample("own", dist.Normal(0, spread))
         if family == "gaussian":
-            numpyro.sample("y", dist.Normal(f, numpyro.sample("noise", dist.HalfNormal(1))), obs=y)
+            noise = numpyro.sample("noise", dist.FoldedDistribution(dist.StudentT(DEGREES, 0, noise_scale)))
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
         elif family == "bernoulli":
             numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
         elif family == "poisson":
