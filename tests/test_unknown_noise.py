@@ -147,3 +147,25 @@ def test_groups_are_not_invented():
     best = pt.compare([without, with_groups])[0]
     assert best["formula"] == "y ~ x"
     assert best["weight"] > 0.5
+
+
+def test_a_prior_that_holds_weights_back_is_said_aloud():
+    X, y = standardised(*data(50, 1e-4))
+    model = pt.models.LinearRegression(features=2)
+    with pytest.warns(RuntimeWarning, match=r"weight 0 is \d+ standard deviations .* raise prior_scale \(1\)"):
+        pt.fit(model, [(X, 8 * y)])
+    with pytest.warns(RuntimeWarning, match=r"the intercept is \d+ standard .* raise intercept_scale \(10\)"):
+        pt.fit(model, [(X, y + 60)])
+    with pytest.warns(RuntimeWarning, match=r"noise is \d+ times its prior scale: .* raise noise_scale \(1\)"):
+        pt.fit(model, [(X, 1e4 * y)])
+
+
+def test_a_model_for_data_has_priors_in_their_units():
+    X, y = data(50, 0.1)
+    X, _ = standardised(X, y)
+    squares = sm.OLS(y, sm.add_constant(X)).fit()
+    q = pt.fit(pt.models.LinearRegression.for_data(X, y), [(X, y)]).posterior
+    assert_allclose(q.location, np.roll(squares.params, -1), atol=0.15 * squares.bse.max())
+    assert_allclose(np.sqrt(np.diag(q.covariance)), np.roll(squares.bse, -1), rtol=0.05)
+    given = pt.models.LinearRegression.for_data(X, y, noise=2.0)
+    assert (given.prior_scale, given.noise) == (1.0, 2.0)

@@ -18,7 +18,7 @@ from partita.exchange import inference_data
 from partita.families import Family
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper, prior_of
-from partita.predictive import expected_response, predictive_std
+from partita.predictive import expected_response, predictive_std, scaled_columns
 from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Row, plain
 
@@ -36,9 +36,12 @@ class Result:
     hyper: Hyper
     history: list[Row] = field(repr=False)
     seed: int = 0
+    # How rows of tables become the inputs of the model, in plain words: kept with it wherever it goes.
+    design: Row | None = field(default=None, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
+        X = self._inputs("predict_proba", X)
         response = expected_response(self.model, self.posterior, X, samples)
         if response.ndim != 2 or getattr(self.model, "likelihood", None) == "gaussian":
             raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
@@ -46,11 +49,23 @@ class Result:
 
     def predict(self, X: Any, return_std: bool = False, samples: int = 256) -> Any:
         """The most probable class, or the expected target; with its standard deviation if asked."""
+        X = self._inputs("predict", X)
         response = expected_response(self.model, self.posterior, X, samples)
         prediction = self.model.predict(response)  # type: ignore[attr-defined]
         if not return_std:
             return prediction
         return prediction, predictive_std(self.model, self.posterior, self.hyper, X)
+
+    def _inputs(self, asked: str, X: Any) -> Any:
+        """Rows of a table as the model takes them: as they are, or as the result's design says."""
+        if self.design is None:
+            return X
+        if "formula" in self.design:
+            raise InputError(
+                f"{asked}: this is the run of the regression {self.design['formula']!r}, whose inputs are made from "
+                "tables: use predict(table) of the regression itself, or pt.Regression.load(path).predict(table)"
+            )
+        return scaled_columns(self.design, X)
 
     def sample(self, key: Any, number: int) -> Any:
         """`number` draws of the parameters; `key` is a JAX key or a whole number."""
@@ -64,6 +79,7 @@ class Result:
         """
         check_count(draws=draws)
         key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        shards = shards if self.design is None else [(self._inputs("to_arviz", X), y) for X, y in shards]
         checked = [self.model.shard(site, shard) for site, shard in enumerate(shards)]
         return inference_data(self.model, self.posterior, self.hyper, self.history, checked, draws, key)
 
@@ -109,6 +125,7 @@ class Result:
             "hyper": self.hyper,
             "history": self.history,
             "seed": self.seed,
+            "design": self.design,
         }
         return arrays, plain(about)
 
@@ -132,7 +149,8 @@ def unpacked(
     name = settings.pop("name")
     if model is None:
         if name not in MODELS or not settings:
-            raise InputError(f"{path}: holds a {name}, whose code is not stored: pass it as load(path, model=...)")
+            how = "pass it as load(path, model=...)" if about.get("design") is None else "use pt.Regression.load(path)"
+            raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
@@ -152,6 +170,7 @@ def unpacked(
         hyper=about["hyper"],
         history=about["history"],
         seed=about["seed"],
+        design=about.get("design"),
     )
 
 

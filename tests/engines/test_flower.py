@@ -1,4 +1,4 @@
-"""A real federation on loopback, with TLS and keys: one SuperLink, three SuperNodes; killed, resumed, forged."""
+"""A real federation on loopback, with TLS and keys: one SuperLink, three sites; killed, resumed, forged."""
 
 import json
 import os
@@ -84,7 +84,7 @@ class Federation:
 
     def start_sites(self, *sites):
         for site in sites or SITES:
-            self.start(f"site-{site}", "site", self.site_folder(site))
+            self.start(f"site-{site}", "site", self.site_folder(site), "--accept")
 
     def status(self):
         return json.loads(self.command("status", self.folder, "--json"))
@@ -170,9 +170,9 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     assert distance(ours.result().posterior, in_process(7).posterior) < 1e-9
 
 
-def test_a_node_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
+def test_a_site_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
     """A site with other columns is told what is wrong, mends it, and joins; another is killed, and comes back."""
-    ours = federation(24, minimum=2, gather=1.0)
+    ours = federation(100, minimum=2, gather=1.0)
     ours.write_data("c", *SHARDS[2], names=("x1", "x2", "SIZE", "x4", "x5", "y"))
     ours.start_sites()
     ours.start("serve", "serve", ours.folder)
@@ -181,9 +181,10 @@ def test_a_node_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
     assert "data.csv: no column 'x3'; it has x1, x2, SIZE" in ours.log("site-c")
     settings = ours.site_folder("c") / "site.toml"
     settings.write_text(settings.read_text() + 'x3 = "SIZE"\n')
-    (node,) = children(ours.started["site-b"].pid)
-    os.kill(node, signal.SIGKILL)
+    ours.started["site-b"].kill()
+    ours.started["site-b"].wait()
     ours.until(lambda: not ours.site("b")["ready"])
+    ours.start_sites("b")
     ours.until(lambda: ours.site("b")["ready"])
     assert ours.started["serve"].wait(400) == 0
     assert all(site["ready"] and site["updates"] > 5 for site in ours.status()["sites"])
@@ -191,7 +192,7 @@ def test_a_node_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
 
 
 def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(federation):
-    ours = federation(14)
+    ours = federation(40)
     ours.start_sites()
     ours.start("serve", "serve", ours.folder)
     ours.until(lambda: ours.version() >= 6)
@@ -217,7 +218,7 @@ good = site.Site.answer
 def garbage(self, kind, request):
     return {"payload": b"\\x00" * 64} if kind == "refine" else good(self, kind, request)
 site.Site.answer = garbage
-run_site(Path(sys.argv[1]), print)
+run_site(Path(sys.argv[1]), print, accepts=True)
 """
 
 

@@ -527,3 +527,24 @@ def test_gradients_in_the_mean_of_independent_densities():
         value, found = q.mean_gradient(lambda view: inner(wanted, view.mean()))
         assert_allclose(value, q.expected_log(wanted))
     leaves_close(found, wanted, rtol=1e-9)
+
+
+def test_quantiles_of_the_noise_are_those_of_its_distribution():
+    before = WeightsAndNoise.before_data(np.ones(1), 2.0)
+    assert_allclose(before.noise_quantile([0.05, 0.5, 0.99]), stats.t(3, 0, 2).ppf([0.525, 0.75, 0.995]), rtol=1e-3)
+    after = weights_and_noise(*EXAMPLES["WeightsAndNoise"].first)
+    tau = after.sample(jax.random.key(2), (200_000,)).precision
+    assert_allclose(after.noise_quantile([0.1, 0.5, 0.9]), np.quantile(tau**-0.5, [0.1, 0.5, 0.9]), rtol=0.01)
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "MeanField", "WeightsAndNoise"], indirect=True)
+def test_marginals_are_those_of_draws(name, q):
+    if name == "MeanField":
+        q = MeanField.from_moments(np.array([1.0, -2.0]), np.array([0.5, 2.0]))
+    T = np.array([[1.0, 0.0], [2.0, -1.0]])
+    drawn = q.sample(jax.random.key(3), (200_000,))
+    values = (drawn.location if name == "WeightsAndNoise" else drawn) @ T.T
+    found = q.marginals(T)
+    assert_allclose(found.mean, values.mean(axis=0), atol=0.02)
+    assert_allclose(found.deviation, values.std(axis=0), rtol=0.01)
+    assert_allclose(found.interval(0.8), np.quantile(values, [0.1, 0.9], axis=0), atol=0.03)

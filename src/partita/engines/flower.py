@@ -1,6 +1,8 @@
 """Sites of a federation, over Flower: each has a key, holds its data, and answers when it is there."""
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -18,6 +20,8 @@ from partita.wire import RECORD, Question
 
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
+# Seconds that are waited for what comes, before whatever else there is to do is done.
+FETCH = 1.0
 
 
 @dataclass
@@ -114,6 +118,10 @@ class Flower:
         self._asked: dict[str, Asked] = {}
         self._notices: list[Arrival] = []
         self._evaluated: dict[int, float] = {}
+        # Sites whose answers are being fetched, what has been fetched, and when that was begun last.
+        self._fetching: set[int] = set()
+        self._found: deque[list[Any] | Exception] = deque()
+        self._fetched = -np.inf
         self._opened = self._heard = time.monotonic()
         self._looked = -np.inf
         self._assemble()
@@ -199,7 +207,7 @@ class Flower:
             self._looked = now
             self._greet()
             self.watch(self.peers)
-        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+        for reply in self._replies(now):
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is not None:
                 self._answered(asked, reply)
@@ -207,6 +215,35 @@ class Flower:
             if now - asked.since > self.timeout:
                 del self._asked[number]
                 self._failed(asked, f"did not answer within {self.timeout:g} s")
+
+    def _replies(self, now: float) -> list[Any]:
+        """What has come. Each site's is fetched by itself: Flower waits for the rest of an answer that has begun to
+        come, and whoever does not send it holds up nobody else."""
+        waiting = {asked.site for asked in self._asked.values()} - self._fetching
+        if waiting and now - self._fetched > self.poll * len(waiting) / 8:
+            self._fetched = now
+            self._fetching |= waiting
+            fetchers = [threading.Thread(target=self._fetch, args=(site,), daemon=True) for site in waiting]
+            for fetcher in fetchers:
+                fetcher.start()
+            for fetcher in fetchers:
+                fetcher.join(max(0.0, now + FETCH - time.monotonic()))
+        found = []
+        while self._found:
+            replies = self._found.popleft()
+            if isinstance(replies, Exception):
+                raise replies
+            found += replies
+        return found
+
+    def _fetch(self, site: int) -> None:
+        numbers = [number for number, asked in list(self._asked.items()) if asked.site == site]
+        try:
+            self._found.append(list(self.grid.pull_messages(numbers)))
+        except Exception as error:
+            self._found.append(error)
+        finally:
+            self._fetching.discard(site)
 
     def _greet(self) -> None:
         """Ask those who are connected, and have not said that they can work, how they are."""
@@ -265,12 +302,15 @@ class Flower:
         else:
             self._failed(asked, "what it said of itself cannot be read")
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
         self._evaluated = {}
-        question = encoded_question(posterior, hyper)
         now = time.monotonic()
         ready = [site for site, peer in enumerate(self.peers) if peer.can_work]
-        self._push([(Asked(site, "evaluate", now), question) for site in ready])
+        if factors is None:
+            questions = dict.fromkeys(ready, encoded_question(posterior, hyper))
+        else:
+            questions = {site: encoded_question(posterior, hyper, factors[site]) for site in ready}
+        self._push([(Asked(site, "evaluate", now), question) for site, question in questions.items()])
         while any(asked.kind == "evaluate" for asked in self._asked.values()):
             self._look()
             time.sleep(self.poll)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import t as student
+from scipy.interpolate import CubicSpline
 
 from partita.errors import InputError
 from partita.families.base import Family, Tree, inner
@@ -25,6 +26,8 @@ from partita.runtime import Array, as_array, in_own_precision
 # Points of the trapezoidal rule; how often it closes in on where the density is; how far below its largest value, in
 # nats, the density is left out.
 POINTS, ZOOMS, DEPTH = 129, 12, 45.0
+# Points between which quantiles are interpolated.
+FINE = 20_001
 # Degrees of freedom of the noise's prior: the fewest with a finite variance.
 DEGREES = 3
 # Noise far below its prior scale, as a share of it, is as good as none: without a floor E[τ] would be infinite before
@@ -223,10 +226,11 @@ class WeightsAndNoise(Family):
         return share, white.location(tau) @ TB.T, 1 / white.precision(tau) @ (TB**2).T
 
     def noise_quantile(self, probability: Any) -> np.ndarray:
-        """Of σ, from the cumulative shares of log τ."""
+        """Of σ, from the integral of a spline through the density of log τ."""
         u, share = self._noise()
-        above = np.cumsum(share[::-1])[::-1] - 0.5 * share
-        return np.exp(-0.5 * np.interp(probability, above[::-1], u[::-1]))
+        fine = np.linspace(u[0], u[-1], FINE)
+        below = CubicSpline(u, share).antiderivative()(fine)
+        return np.exp(-0.5 * np.interp(1 - np.asarray(probability), below / below[-1], fine))
 
     @in_own_precision
     def _noise(self) -> tuple[Array, Array]:

@@ -1,29 +1,35 @@
 """A fitted regression: what people read off it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
 from scipy import stats
 
 from partita import metrics
-from partita.checks import is_number
-from partita.errors import InputError
+from partita.checks import check_count, is_number
+from partita.errors import InputError, RunMismatch
 from partita.exchange import CHAINS, imported
 from partita.families import WeightsAndNoise
 from partita.families.marginals import Marginals
-from partita.formulas.design import Design, Rows
+from partita.formulas.design import Counts, Design, Rows
+from partita.formulas.prediction import expected, read_inputs
+from partita.formulas.saving import unpack_design
 from partita.models.linear import to_units_of_data
-from partita.result import Result
+from partita.result import Result, unpacked
+from partita.storage import read_arrays
 
 # What a coefficient's exponential is called.
 RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}
 LEVELS = (0.5, 0.8, 0.95)
 # Draws of so many rows' observations fit into memory.
 ROWS_AT_ONCE = 10_000
+# So many numbers at once, when intervals are drawn.
+MOST_DRAWS = 5_000_000
 
 
 class Drawn(NamedTuple):
@@ -42,10 +48,10 @@ class Regression:
     sites: Mapping[str, Rows]
     held_out: Mapping[str, Rows]
     digest: str
+    counts: Mapping[str, Counts]
 
     def __repr__(self) -> str:
-        rows = sum(len(rows.y) for rows in self.sites.values())
-        return f"<Regression {self.formula!r}, {self.design.family}: {rows} rows at {len(self.sites)} sites>"
+        return f"<Regression {self.formula!r}, {self.design.family}: {self._rows} rows at {len(self.counts)} sites>"
 
     def __str__(self) -> str:
         """The coefficients as a table."""
@@ -56,7 +62,9 @@ class Regression:
             f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in ("mean", "sd", "low", "high"))
             for row in rows
         ]
-        return "\n".join([repr(self), head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
+        classes = self.design.classes
+        modelled = [] if classes is None else [f"P({str(self.design.parsed.left).strip()} = {classes[1]!r})"]
+        return "\n".join([repr(self), *modelled, head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
 
     @property
     def formula(self) -> str:
@@ -65,8 +73,51 @@ class Regression:
     @property
     def log_evidence(self) -> float:
         """A lower bound of log p(y), in the units of the data."""
-        rows = sum(len(rows.y) for rows in self.sites.values())
-        return self.result.log_evidence - rows * float(np.log(self.design.target_unit))
+        return self.result.log_evidence - self._rows * float(np.log(self.design.target_unit))
+
+    @property
+    def _rows(self) -> int:
+        return sum(one.rows for one in self.counts.values())
+
+    def predict(self, table: Any) -> np.ndarray:
+        """What is expected of each row of a table (a frame, or a CSV or Parquet file), in the units of the data.
+
+        The probability of the second level or of 1, for two classes; the mean, for numbers and counts. It is averaged
+        over the posterior, and over groups as new ones. A row that misses something the formula needs has nan.
+        """
+        X, whole = read_inputs(self.design, table)
+        means = {row["name"]: row["mean"] for row in self.coefficients()}
+        return _placed(expected(self.design, self.result, means, X), whole)
+
+    def predict_interval(self, table: Any, level: float = 0.95, draws: int = 10_000, seed: int = 0) -> np.ndarray:
+        """Between which values each row's observation is believed to be, low and high in two columns.
+
+        With noise, for numbers and counts; of the probability itself, for two classes. From as many draws of the
+        posterior as are asked for; groups are taken as new ones.
+        """
+        check_level(level)
+        check_count(draws=draws)
+        X, whole = read_inputs(self.design, table)
+        rng, tail = np.random.default_rng(seed), 0.5 - level / 2
+        at_once = max(1, MOST_DRAWS // draws)
+        pieces = (self._predicted(X[start : start + at_once], draws, rng) for start in range(0, len(X), at_once))
+        found = [np.quantile(piece, [tail, 1 - tail], axis=0).T for piece in pieces]
+        return _placed(np.concatenate([np.empty((0, 2)), *found]), whole)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one file, complete or not at all, without data; `Regression.load` reads it."""
+        self.result.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """What `save` wrote: it predicts, but for calibration the data would be needed."""
+        from partita.formulas.fitting import rebuild_model
+
+        arrays, about = read_arrays(path)
+        if about.get("design") is None:
+            raise RunMismatch(f"{path}: holds no regression: use partita.load, or its own load")
+        design, counts, digest = unpack_design(path, about["design"])
+        return cls(design, unpacked(path, arrays, about, rebuild_model(design)), {}, {}, digest, counts)
 
     @cached_property
     def _transform(self) -> tuple[np.ndarray, np.ndarray]:
@@ -141,12 +192,12 @@ class Regression:
         return [
             {
                 "site": name,
-                "rows": len(rows.y),
-                **({} if rows.group is None else {"groups": len(np.unique(rows.group))}),
-                "missing": rows.missing,
+                "rows": one.rows,
+                **({} if one.groups is None else {"groups": one.groups}),
+                "missing": one.missing,
                 "nats": float(nats[number]),
             }
-            for number, (name, rows) in enumerate(self.sites.items())
+            for number, (name, one) in enumerate(self.counts.items())
         ]
 
     def calibration(self, draws: int = 400, seed: int = 0) -> dict[str, Any]:
@@ -156,6 +207,8 @@ class Regression:
         there; groups are taken as new ones.
         """
         rows = self.held_out or self.sites
+        if not rows:
+            raise InputError("calibration: needs the data, which are not kept in a file: ask before it is saved")
         means, ranks = [], []
         for site, part in rows.items():
             rng = site_random(seed, site)
@@ -198,6 +251,13 @@ class Regression:
         if design.family == "negative binomial":
             rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
         return rng.poisson(rate)
+
+
+def _placed(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Values of whole rows in their places, nan in those of the others."""
+    found = np.full((len(whole), *values.shape[1:]), np.nan)
+    found[whole] = values
+    return found
 
 
 def site_random(seed: int, site: str) -> np.random.Generator:

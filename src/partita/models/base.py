@@ -96,6 +96,10 @@ class AbstractModel(eqx.Module):
         """p(θ | ε), or the density that `with_prior` put in its place."""
         return self.natural_prior(hyper) if self.given_prior is None else self.given_prior
 
+    def doubts(self, posterior: Family) -> list[str]:
+        """What about a fitted posterior looks as if the prior were not meant for these data, with the remedy."""
+        return []
+
     def with_prior(self, prior: Family) -> Self:
         """The same likelihood with another prior: yesterday's posterior, for a stream."""
         if not prior.is_proper():

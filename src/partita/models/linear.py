@@ -13,10 +13,14 @@ from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
 from partita.families.gaussian import LOG_2PI
 from partita.models.base import Hyper, Predictor, Rows, check_labels
-from partita.runtime import Array
+from partita.runtime import Array, precision
 from partita.shards import as_numbers
 
 Posterior = Literal["full", "mean-field"]
+# Standard deviations of the prior: whoever is further from zero is held back by it.
+FAR = 5.0
+# Noise of so many times its prior scale has a chance of 1 in 500 under the prior.
+LOUD = 10.0
 
 
 class LinearPredictor(Predictor):
@@ -76,6 +80,24 @@ class LinearPredictor(Predictor):
     def predictors(self, params: Array, X: Array) -> Array:
         """f = Xθ."""
         return X @ params
+
+    def doubts(self, posterior: Any) -> list[str]:
+        """Weights far out in the tail of their prior: in units of such size, it is not weak."""
+        if self.given_prior is not None:
+            return []
+        with precision(self.dtype):
+            scale = np.asarray(self.prior_precision(self.hyper)) ** -0.5
+        # The largest of all outputs.
+        off = np.max(np.abs(np.reshape(posterior.location, (-1, len(scale)))), axis=0) / scale
+        worst = int(np.argmax(off))
+        if off[worst] <= FAR:
+            return []
+        setting = "intercept_scale" if worst >= self.features else "prior_scale"
+        name = "the intercept" if worst >= self.features else f"weight {worst}"
+        return [
+            f"{name} is {off[worst]:.0f} standard deviations of its prior from zero, which holds it back: standardise "
+            f"inputs and targets, or raise {setting} ({getattr(self, setting):g})"
+        ]
 
 
 class Classifier(LinearPredictor):
@@ -152,6 +174,16 @@ class LinearRegression(LinearPredictor):
     noise: float | None = None
     noise_scale: float = 1.0
 
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
+        """With scales in the units of the targets, where they are not given and the noise is not."""
+        if settings.get("noise") is not None:
+            return cls(features=X.shape[1], **settings)
+        size = float(np.sqrt(np.mean(np.square(y, dtype=float)))) or 1.0
+        unit = float(np.std(y)) or size
+        scales = {"prior_scale": unit, "noise_scale": unit, "intercept_scale": 10 * size}
+        return cls(features=X.shape[1], **{**scales, **settings})
+
     closed_form: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
@@ -175,6 +207,20 @@ class LinearRegression(LinearPredictor):
         if self.noise is not None:
             return LinearPredictor.natural_prior(self, hyper)
         return WeightsAndNoise.before_data(self.prior_precision(hyper), float(self.noise_scale))
+
+    def doubts(self, posterior: Any) -> list[str]:
+        """With noise far above its scale, for which weights may have been held back too."""
+        found = LinearPredictor.doubts(self, posterior)
+        if self.noise is not None or self.given_prior is not None:
+            return found
+        ratio = float(posterior.noise_quantile(0.5)) / self.noise_scale
+        if ratio <= LOUD:
+            return found
+        return [
+            *found,
+            f"the noise is {ratio:.0f} times its prior scale: targets have other units than the prior, which may hold "
+            f"weights back; standardise targets, or raise noise_scale ({self.noise_scale:g}) and prior_scale with it",
+        ]
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         return -0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI

@@ -1,6 +1,5 @@
 """What people read off a regression: kept beside its run, because the data are not, and shown on its page."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from partita.errors import CorruptStorage
+from partita.files import read_json
 from partita.formulas import Regression, compare
 from partita.report.charts import Calibration, Picture, bars, calibration_picture, interval_picture
 from partita.report.page import Report
@@ -41,7 +41,7 @@ def write_regression(folder: Path, described: Row) -> None:
 def read_regression(folder: Path, fold: int) -> Row | None:
     """What was found after this fold; None, if that is not a regression."""
     try:
-        row = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        row = read_json(folder / FILE)
         if row["fold"] != fold:
             return None
         tables(row)

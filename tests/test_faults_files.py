@@ -1,0 +1,345 @@
+"""What holds of files, pages and terminals when they meet strangers, by number as in `docs/server.md`."""
+
+import csv
+import http.client
+import io
+import json
+import os
+import socket
+import sqlite3
+import stat
+import threading
+import urllib.parse
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+import partita as pt
+from partita import storage, telemetry
+from partita.cli import app
+from partita.errors import InputError, MalformedUpdate, RunMismatch, StorageError
+from partita.federation.folders import ServerFolder
+from partita.federation.state import logger, serve_metrics
+from partita.ledger import Ledger
+from partita.messages import Notice, decoded_update
+from partita.models import prior_of
+from partita.report import write_report
+from partita.report.follower import Follower
+from partita.report.live import served
+from partita.report.loopback import MOST_CONNECTIONS
+from partita.report.measures import write_measures
+from partita.report.terminal import table_of
+from partita.schedules import Asynchronous, Synchronous
+from partita.text import clean
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(40, 2))
+Y = (X[:, 0] + 0.5 * GENERATOR.normal(size=40) > 0).astype(float)
+SHARDS = [(X[i::4], Y[i::4]) for i in range(4)]
+MODEL = pt.models.LogisticRegression(features=2)
+
+
+def fit(folder=None, rounds=3, shards=SHARDS, resume=False, **others):
+    return pt.fit(MODEL, shards, schedule=Synchronous(rounds=rounds), run_dir=folder, resume=resume, **others)
+
+
+def execute(folder, *queries):
+    with closing(sqlite3.connect(folder / "journal.sqlite")) as database, database:
+        for query in queries:
+            database.execute(query)
+
+
+# 26: resumed by another version, other code, other data
+
+
+def test_26_a_patched_rule_is_noticed_at_the_first_fold_that_differs(tmp_path, monkeypatch):
+    fit(tmp_path)
+    fold, seen, folds = Ledger.fold, [], iter(range(100))
+
+    def patched(self, updates, temper, **others):
+        number = next(folds)
+        share = 1.0 if number < 1 else 0.5
+        return fold(self, updates, lambda *given: temper(*given) ** share, **others)
+
+    monkeypatch.setattr(Ledger, "fold", patched)
+    with pytest.raises(RunMismatch, match="fold 2 leads to another posterior.*what differs is code"):
+        fit(tmp_path, rounds=5, resume=True, callbacks=[lambda event: seen.append(event.fold)])
+    assert seen == [1]
+    monkeypatch.undo()
+    assert fit(tmp_path, rounds=5, resume=True).fingerprint == fit(rounds=5).fingerprint
+
+
+def test_26_what_changed_beside_the_code_is_named(tmp_path, monkeypatch):
+    fit(tmp_path)
+    monkeypatch.setattr(storage, "made_with", lambda: {"jax": "0.0.1"})
+    monkeypatch.setattr(storage, "posterior_digest", lambda posterior: b"other")
+    with pytest.raises(RunMismatch, match=r"what differs is .*jax \(.* there, 0.0.1 here\)"):
+        fit(tmp_path, resume=True)
+
+
+def test_26_another_version_is_refused_before_anything_is_done(tmp_path, monkeypatch):
+    fit(tmp_path)
+    monkeypatch.setattr(storage, "__version__", "9.9.9")
+    with pytest.raises(RunMismatch, match=r"version \(.* there, 9.9.9 here\)"):
+        fit(tmp_path, resume=True)
+
+
+def test_26_other_data_are_refused_and_their_site_is_named(tmp_path):
+    fit(tmp_path)
+    others = [*SHARDS[:2], (SHARDS[2][0] + 1e-9, SHARDS[2][1]), SHARDS[3]]
+    with pytest.raises(RunMismatch, match=r"differs in shards\[2\] \(") as caught:
+        fit(tmp_path, shards=others, resume=True)
+    assert "shards[1]" not in str(caught.value)
+
+
+def test_26_a_journal_of_an_earlier_format_is_refused_in_words_and_can_still_be_reported(tmp_path):
+    result = fit(tmp_path)
+    execute(tmp_path, "UPDATE meta SET value = '2' WHERE key = 'format'", "DROP TABLE posteriors")
+    with pytest.raises(RunMismatch, match="format 2, .* go on with the version that wrote it"):
+        fit(tmp_path, resume=True)
+    assert storage.read_history(tmp_path) == json.loads(json.dumps(result.history))
+
+
+def test_26_every_fold_is_witnessed_and_a_changed_digest_is_noticed(tmp_path):
+    settings = {"schedule": Asynchronous(updates=9), "run_dir": tmp_path}
+    pt.fit(MODEL, SHARDS, **settings)
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as database:
+        folds = [fold for (fold,) in database.execute("SELECT fold FROM posteriors")]
+    assert folds == list(range(1, 10))
+    execute(tmp_path, "UPDATE posteriors SET digest = x'00' WHERE fold = 7")
+    with pytest.raises(RunMismatch, match="fold 7 leads"):
+        pt.fit(MODEL, SHARDS, **settings, resume=True)
+
+
+# 27: control characters, markup, megabytes in texts from sites, tables and files
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
+EVIL = f"[/b]x {ESCAPES}[bold]:bomb:<img src=x onerror=alert(1)>"
+
+
+def is_plain(text):
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+@given(text=st.text(st.characters(), max_size=60), most=st.integers(1, 40), lines=st.booleans())
+def test_27_clean_text_is_printable_short_and_stays_what_it_is(text, most, lines):
+    cleaned = clean(text, most, lines)
+    assert len(cleaned) <= most
+    assert is_plain(cleaned)
+    assert lines or "\n" not in cleaned
+    assert clean(cleaned, most, lines) == cleaned
+    if text.isprintable() and len(text) <= most:
+        assert cleaned == text
+
+
+def shown_on(terminal, show):
+    stream = io.StringIO()
+    show(Console(file=stream, force_terminal=terminal, width=300, color_system=None))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_27_tables_and_progress_show_what_is_there_and_obey_nothing(terminal, monkeypatch):
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    table = shown_on(terminal, lambda console: console.print(table_of(EVIL, [{EVIL: EVIL, "number": 1.0}])))
+
+    def progress(console):
+        with telemetry.Progress(EVIL, console) as bar:
+            bar.show(1, 2, EVIL)
+            bar.say(EVIL)
+
+    for text in (table, shown_on(terminal, progress)):
+        assert "[/b]x" in text
+        assert "owned" in text
+        assert ":bomb:" in text
+        assert not any(bad in text for bad in ("\x1b]", "\x07", "\x1b[2J\u202e", "\u202e"))
+
+
+def test_27_a_level_with_markup_does_not_end_a_fit(tmp_path):
+    generator = np.random.default_rng(1)
+    for site in ("north", "south"):
+        with (tmp_path / f"{site}.csv").open("w", newline="", encoding="utf-8") as stream:
+            rows = csv.writer(stream)
+            rows.writerow(["y", "arm"])
+            rows.writerows(
+                [f"{value:.3f}", ("A", EVIL)[place % 2]] for place, value in enumerate(generator.normal(size=20))
+            )
+    (tmp_path / "r.toml").write_text(
+        '[data]\nsites = "*.csv"\n[regression]\nformula = "y ~ arm"\n[schedule]\nrounds = 3\n'
+    )
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "r.toml"), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert "[/b]x" in done.output
+    assert is_plain(done.output)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<img src=x" not in page
+    assert "\x1b" not in page
+
+
+def test_27_errors_and_notices_quote_no_escapes_and_not_without_end():
+    for error in (InputError(f"level {EVIL}"), MalformedUpdate(3, EVIL * 1000), StorageError("a" * 10**6)):
+        assert is_plain(str(error))
+        assert len(str(error)) <= 4000
+    notice = Notice(0, "away", EVIL * 1000)
+    assert is_plain(notice.reason)
+    assert len(notice.reason) <= 1000
+
+
+def test_27_a_dtype_with_a_name_of_12_kb_is_told_in_a_line():
+    header = json.dumps(
+        {"change.0": {"dtype": "\x1b]0;" + "F" * 12_000, "shape": [1], "data_offsets": [0, 8]}}
+    ).encode()
+    payload = len(header).to_bytes(8, "little") + header + bytes(8)
+    with pytest.raises(MalformedUpdate) as caught:
+        decoded_update(0, 0, payload, prior_of(MODEL, MODEL.hyper))
+    assert is_plain(str(caught.value))
+    assert len(str(caught.value)) < 500
+
+
+def test_27_a_log_is_one_short_line_for_each_event(tmp_path):
+    log = logger(tmp_path / "run", "log")
+    log.warning("site", extra={"row": {"problem": EVIL * 10_000, "names": [EVIL]}})
+    (line,) = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert len(line) < 5000
+    assert is_plain(json.loads(line)["problem"] + json.loads(line)["names"][0])
+
+
+# 28: other users on the machine
+
+
+@pytest.fixture
+def open_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder):
+    return {path.relative_to(folder.parent).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+
+
+def test_28_files_of_a_run_are_for_their_owner_alone_whatever_the_umask(tmp_path, open_umask, monkeypatch):
+    monkeypatch.setattr(storage, "INLINE", 10)
+    found, seen = tmp_path / "runs" / "one", {}
+    result = fit(found, callbacks=[lambda event: seen.update(modes(found))])
+    result.save(found / "result.safetensors")
+    write_report(found / "report.html", Follower(found).report())
+    write_measures(found, result, (X, Y))
+    log = logger(found, "log")
+    log.info("something")
+    seen |= modes(found)
+    wanted = {"journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "payloads", "lock", "log.jsonl"}
+    assert {f"one/{name}" for name in (*wanted, "result.safetensors", "report.html", "measures.json")} <= seen.keys()
+    assert set(seen.values()) == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (found, found.parent)} == {0o700}
+
+
+def test_28_a_journal_that_others_could_read_is_closed_to_them_on_resume(tmp_path):
+    fit(tmp_path)
+    names = ("journal.sqlite", "payloads", "lock")
+    for name in names:
+        (tmp_path / name).chmod(0o666)
+    fit(tmp_path, rounds=4, resume=True)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names} == {0o600}
+
+
+@pytest.mark.parametrize("link", ["symbolic", "dangling", "hard"])
+@pytest.mark.parametrize("name", ["payloads", "lock", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm"])
+def test_28_planted_links_are_refused_and_their_targets_stay(tmp_path, name, link):
+    target, folder = tmp_path / "precious", tmp_path / "run"
+    folder.mkdir()
+    if link != "dangling":
+        target.write_bytes(b"precious")
+    (folder / name).hardlink_to(target) if link == "hard" else (folder / name).symlink_to(target)
+    with pytest.raises(StorageError, match=f"{name}: .*delete it"):
+        fit(folder, resume=True)
+    assert target.read_bytes() == b"precious" if link != "dangling" else not target.exists()
+
+
+def test_28_a_planted_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "payloads")
+    with pytest.raises(StorageError, match="payloads: is a link, or something else that is no file"):
+        fit(tmp_path)
+
+
+def test_28_logs_and_states_follow_no_link(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("log.jsonl", "result.safetensors", "report.html"):
+        (folder / name).symlink_to(target)
+    with pytest.raises(OSError, match="is a link"):
+        logger(folder, "log")
+    fit(folder).save(folder / "result.safetensors")
+    write_report(folder / "report.html", Follower(folder).report())
+    assert target.read_text() == "precious"
+    assert not (folder / "result.safetensors").is_symlink()
+
+
+# 30: slow or many clients of the live page and of metrics
+
+
+class Metrics:
+    """Metrics of a folder in which nothing runs."""
+
+    def __init__(self, folder):
+        self.server = serve_metrics(ServerFolder(folder, None, None, None), 0)
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+        return self.server.url + "metrics"
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+PAGES = {"page": lambda folder: served(Follower(folder)), "metrics": Metrics}
+
+
+def status(url, host=None):
+    parts = urllib.parse.urlsplit(url)
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=30)) as connection:
+        connection.request("GET", parts.path, headers={"Host": host or parts.netloc})
+        return connection.getresponse().status
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_30_a_hundred_slow_senders_keep_nobody_out(tmp_path, kind):
+    with PAGES[kind](tmp_path) as url, ExitStack() as opened:
+        parts = urllib.parse.urlsplit(url)
+        before = threading.active_count()
+        for _ in range(100):
+            slow = opened.enter_context(socket.create_connection((parts.hostname, parts.port)))
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert [status(url) for _ in range(3)] == [200] * 3
+        assert threading.active_count() <= before + MOST_CONNECTIONS + 5
+
+
+def test_30_listeners_that_ask_are_kept_when_those_come_who_do_not(tmp_path):
+    with served(Follower(tmp_path)) as url, ExitStack() as opened:
+        parts = urllib.parse.urlsplit(url)
+        listener = opened.enter_context(closing(http.client.HTTPConnection(parts.netloc, timeout=30)))
+        listener.request("GET", "/events")
+        stream = listener.getresponse()
+        for _ in range(60):
+            opened.enter_context(socket.create_connection((parts.hostname, parts.port)))
+        assert status(url) == 200
+        # Something that was said after all of them had come.
+        assert all(stream.readline() for _ in range(9))
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_30_another_host_is_refused(tmp_path, kind):
+    with PAGES[kind](tmp_path) as url:
+        port = urllib.parse.urlsplit(url).port
+        assert [status(url, host) for host in ("evil.example", f"evil.example:{port}", "127.0.0.1")] == [403] * 3
+        assert status(url, f"localhost:{port}") == 200
