@@ -62,7 +62,7 @@ def _absorb(family: str, prior: Normal, X: np.ndarray, y: np.ndarray) -> tuple[N
 
 
 def _start(family: str, prior: Normal, y: np.ndarray) -> np.ndarray:
-    """The prior's mean; for the first counts with an intercept that gives their mean, because exponentials are steep."""
+    """The prior's mean; for the first counts, with an intercept that gives theirs: exponentials are steep."""
     start = prior.mean.copy()
     if family == "poisson" and not start.any():
         start[-1] = np.log(max(y.mean(), 0.1))

@@ -21,7 +21,7 @@ import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import partita as pt
-from experiments.regression_best_gaussian import best_gaussian
+from experiments.regression_best_gaussian import FAMILIES, best_gaussian
 from experiments.regression_nuts import sample
 from experiments.regression_page import extremes, page
 from experiments.regression_references import Problem, Reference, exact, exact_grouped, read
@@ -57,8 +57,8 @@ class Row:
     nuts: Reference | None
     exact: Reference | None
     statsmodels: Face
-    # The closest Gaussian, of bernoulli and poisson regressions.
-    gaussian: Reference | None = None
+    # The closest Gaussians for each way to fit, of bernoulli and poisson regressions.
+    gaussians: dict[str, Reference]
 
     @property
     def best(self) -> Reference:
@@ -83,6 +83,13 @@ def from_posterior(problem: Problem, result: pt.Result, seconds: float) -> Face:
     posterior: Any = result.posterior
     mean, sd = problem.in_units_of_data(np.asarray(posterior.location), np.asarray(posterior.covariance))
     return Face(mean, sd, problem.evidence(result.log_evidence), seconds)
+
+
+def site_of_rows(data: DataSet, table: pd.DataFrame) -> np.ndarray:
+    sites = np.zeros(len(table), int)
+    for number, rows in enumerate(data.parts(table)):
+        sites[rows] = number
+    return sites
 
 
 def by_regress(data: DataSet, table: pd.DataFrame, problem: Problem) -> Face:
@@ -122,19 +129,24 @@ def by_stream(problem: Problem, sites: np.ndarray) -> Face:
     return from_posterior(problem, state, time.perf_counter() - began)
 
 
-def fit_faces(data: DataSet, table: pd.DataFrame, problem: Problem, kept: np.ndarray) -> dict[str, Face]:
+def fit_faces(data: DataSet, table: pd.DataFrame, problem: Problem, sites: np.ndarray) -> dict[str, Face]:
     """The ways to fit that know this kind of regression."""
     faces = {"regress": by_regress(data, table, problem)}
-    site = np.zeros(len(table), int)
-    for number, rows in enumerate(data.parts(table)):
-        site[rows] = number
     if data.group is None and data.family in ("gaussian", "bernoulli"):
         X = problem.X * problem.unit + problem.centre
         y = problem.y * problem.target_unit + problem.target_centre
-        faces["estimator"] = by_estimator(problem, X, y, site[kept])
+        faces["estimator"] = by_estimator(problem, X, y, sites)
     if data.group is None and data.family != "negative binomial":
-        faces["partial_fit"] = by_stream(problem, site[kept])
+        faces["partial_fit"] = by_stream(problem, sites)
     return faces
+
+
+def closest(problem: Problem, sites: np.ndarray) -> dict[str, Reference]:
+    """What each way to fit can reach, where a Gaussian is not the posterior."""
+    if problem.family not in FAMILIES:
+        return {}
+    pooled = best_gaussian(problem)
+    return {"regress": pooled, "estimator": pooled, "partial_fit": best_gaussian(problem, sites)}
 
 
 def by_statsmodels(data: DataSet, table: pd.DataFrame, problem: Problem) -> tuple[Face, float]:
@@ -186,9 +198,10 @@ def compare(data: DataSet, folder: Path = CACHE, draws: bool = True) -> Row:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # statsmodels', of what it thinks of the data
         theirs, r_squared = by_statsmodels(data, table, problem)
+    sites = site_of_rows(data, table)[kept]
     return Row(
-        data, len(problem.y), len(problem.names), r_squared, fit_faces(data, table, problem, kept), nuts,
-        integrated(problem), theirs, best_gaussian(problem) if data.family in ("bernoulli", "poisson") else None,
+        data, len(problem.y), len(problem.names), r_squared, fit_faces(data, table, problem, sites), nuts,
+        integrated(problem), theirs, closest(problem, sites),
     )  # fmt: skip
 
 
