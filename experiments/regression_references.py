@@ -145,9 +145,14 @@ def exact(problem: Problem) -> Reference:
         A @ mean + shift,
         np.sqrt(np.diag(A @ covariance @ A.T)),
         problem.evidence(float(logsumexp(logs))),
-        noise=problem.target_unit * float(np.exp(np.interp(0.5, np.cumsum(weights), points))),
+        noise=problem.target_unit * _median(weights, np.exp(points)),
         interval=np.array([_quantiles(weights, means[:, i], sds[:, i]) for i in range(k)]),
     )
+
+
+def _median(weights: np.ndarray, points: np.ndarray) -> float:
+    """Half of a point's weight lies on either side of it."""
+    return float(np.interp(0.5, np.cumsum(weights) - weights / 2, points))
 
 
 def _quantiles(weights: np.ndarray, means: np.ndarray, sds: np.ndarray, level: float = 0.95) -> list[float]:
@@ -201,5 +206,5 @@ def exact_grouped(problem: Problem, points: int = 81) -> Reference:
     covariance = np.einsum("ab,abij->ij", weights, np.array([[one[2] for one in row] for row in found]))
     covariance += np.einsum("ab,abi,abj->ij", weights, means - mean, means - mean)
     mean, sd = problem.in_units_of_data(mean, covariance)
-    middle = np.interp(0.5, np.cumsum(weights.sum(axis=1)), axes[0])
-    return Reference(mean, sd, problem.evidence(float(logsumexp(logs))), noise=problem.target_unit * np.exp(middle))
+    noise = problem.target_unit * _median(weights.sum(axis=1), np.exp(axes[0]))
+    return Reference(mean, sd, problem.evidence(float(logsumexp(logs))), noise=noise)
