@@ -8,6 +8,8 @@ import os
 import socket
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import urllib.parse
 from contextlib import ExitStack, closing
@@ -21,10 +23,13 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita import storage, telemetry
-from partita.cli import app
-from partita.errors import InputError, MalformedUpdate, RunMismatch, StorageError
+from partita.cli import app, finish
+from partita.config import read_config
+from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder
 from partita.federation.state import logger, serve_metrics
+from partita.files import read_json
+from partita.formulas.tables import read_sites
 from partita.ledger import Ledger
 from partita.messages import Notice, decoded_update
 from partita.models import prior_of
@@ -282,6 +287,198 @@ def test_28_logs_and_states_follow_no_link(tmp_path):
     assert not (folder / "result.safetensors").is_symlink()
 
 
+# 29: malicious result, journal, configuration, table
+
+
+def saved(folder, change=lambda arrays, about: None):
+    path = folder / "result.safetensors"
+    fit(rounds=1).save(path)
+    arrays, about = storage.read_arrays(path)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    change(arrays, about)
+    storage.write_arrays(path, arrays, about)
+    return path
+
+
+def flip(name):
+    def change(arrays, about):
+        arrays[name] *= -1
+
+    return change
+
+
+def put(name, value):
+    def change(arrays, about):
+        arrays[name].flat[0] = value
+
+    return change
+
+
+def say(**said):
+    def change(arrays, about):
+        about.update(said)
+
+    return change
+
+
+def reshape(arrays, about):
+    arrays["posterior.1"] = arrays["posterior.1"][:1]
+
+
+HUGE = {"name": "logistic-regression", "features": 10**9, "posterior": "full"}
+RESULTS = {
+    "improper posterior": (flip("posterior.1"), "the posterior is no proper Gaussian"),
+    "improper prior": (flip("prior.1"), "the prior is no proper Gaussian"),
+    "nan posterior": (put("posterior.0", np.nan), "posterior: has numbers that are not finite"),
+    "infinite factor": (put("factors.1", np.inf), "factors: has numbers that are not finite"),
+    "another shape": (reshape, r"posterior: expected float64 of shape \(3, 3\), got float64 of shape \(1, 3\)"),
+    "a billion features": (say(model=HUGE), "prior: expected float64 of shape"),
+    "no model": (say(model={}), "no result that Partita writes"),
+    "a model that is none": (say(model=[1]), "use its own load"),
+    "settings that are none": (say(model={"name": "logistic-regression", "wings": 2}), "no result that Partita writes"),
+    "another family": (say(family="Gamma"), "holds a Gamma"),
+    "history that is none": (say(history=7), "no result that Partita writes"),
+    "hyperparameters that are none": (say(hyper={"noise": "loud"}), "no result that Partita writes"),
+    "evidence that is none": (say(log_evidence="much"), "no result that Partita writes"),
+}
+
+
+@pytest.mark.parametrize(("change", "complaint"), RESULTS.values(), ids=RESULTS)
+def test_29_a_crafted_result_is_a_typed_error(tmp_path, change, complaint):
+    with pytest.raises(StorageError, match=complaint):
+        pt.load(saved(tmp_path, change))
+
+
+def test_29_an_honest_result_is_still_read(tmp_path):
+    assert pt.load(saved(tmp_path)).fingerprint == fit(rounds=1).fingerprint
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\x00" * 8, b"{}", bytes([255]) * 64])
+def test_29_a_result_that_is_no_archive_is_a_typed_error(tmp_path, content):
+    path = tmp_path / "result"
+    path.write_bytes(content)
+    with pytest.raises(CorruptStorage):
+        pt.load(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(StorageError, match="is not a regular file"):
+        pt.load(path)
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS fold, '{}' AS row FROM n"
+JOURNALS = {
+    "an endless view": ("DROP TABLE history", f"CREATE VIEW history AS {ENDLESS}"),
+    "a view of arrivals": ("ALTER TABLE arrivals RENAME TO a", "CREATE VIEW arrivals AS SELECT * FROM a"),
+    "rows that are no JSON": ("UPDATE history SET row = '{'",),
+    "rows nested without end": (f"UPDATE history SET row = '{'[' * 100_000}'",),
+    "rows that are lists": ("UPDATE history SET row = '[]'",),
+    "rows with words for numbers": ("""UPDATE history SET row = json_set(row, '$.round', 'x')""",),
+    "numbers beyond all": ("""UPDATE history SET row = replace(row, '"round": 1.0', '"round": 1e999')""",),
+    "no version": ("""UPDATE history SET row = json_set(row, '$.version', 0)""",),
+    "a site that cannot be": ("""UPDATE history SET row = json_set(row, '$.site', -1)""",),
+    "rows of megabytes": ("UPDATE history SET row = row || printf('%.*c', 2000000, 'x')",),
+}
+
+
+@pytest.mark.parametrize("queries", JOURNALS.values(), ids=JOURNALS)
+def test_29_a_crafted_journal_is_a_typed_error_and_hangs_nothing(tmp_path, queries):
+    fit(tmp_path)
+    execute(tmp_path, *queries)
+    with pytest.raises(StorageError):
+        finish(tmp_path, json=False)
+    with served(Follower(tmp_path)) as url:
+        assert status(url) == 200
+
+
+def test_29_a_journal_with_a_trigger_or_of_another_shape_is_not_resumed(tmp_path):
+    fit(tmp_path)
+    execute(tmp_path, "CREATE TRIGGER t AFTER INSERT ON arrivals BEGIN DELETE FROM history; END")
+    with pytest.raises(CorruptStorage, match="is not the journal of a run: t is"):
+        fit(tmp_path, rounds=5, resume=True)
+
+
+def test_29_a_tree_whose_branches_meet_again_is_no_journal(tmp_path):
+    """One page that is a table's leaf many times over: a small file with more rows than anybody can read."""
+    result = fit(tmp_path)
+    path = tmp_path / "journal.sqlite"
+    rows = [json.dumps({**result.history[-1], "fold": fold}) for fold in range(100, 2000)]
+    execute(tmp_path, *[f"INSERT INTO history VALUES ({100 + n}, '{row}')" for n, row in enumerate(rows)])
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.execute("PRAGMA journal_mode=DELETE")
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'history'").fetchone()
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[16:18], "big")
+    page = (root - 1) * size
+    assert data[page] == 5  # an inner page of a table
+    cells = int.from_bytes(data[page + 3 : page + 5], "big")
+    places = [page + int.from_bytes(data[page + 12 + 2 * n : page + 14 + 2 * n], "big") for n in range(cells)]
+    for place in places[1:]:
+        data[place : place + 4] = data[places[0] : places[0] + 4]
+    path.write_bytes(data)
+    with pytest.raises(CorruptStorage, match="history: what follows .* is not what was written"):
+        storage.read_history(tmp_path)
+
+
+def test_29_arrivals_that_nobody_could_have_sent_are_refused(tmp_path):
+    fit(tmp_path)
+
+    def forge(kind, site):
+        digest = storage._digest(13, kind, site, -1, b"why")
+        row = f"(13, '{kind}', {site}, -1, x'{b'why'.hex()}', NULL, NULL, x'{digest.hex()}')"
+        execute(tmp_path, "DELETE FROM arrivals WHERE number = 13", f"INSERT INTO arrivals VALUES {row}")
+        with pytest.raises(CorruptStorage, match="update 13: "):
+            fit(tmp_path, rounds=5, resume=True)
+
+    forge("promoted", 0)
+    forge("away", 99)
+    forge("away", -1)
+    forge("update", 0)
+
+
+CONFIGS = {
+    "nested without end": ("x = " + "[" * 20_000, "nested too deeply"),
+    "megabytes": ("# " + "x" * 2_000_000, "is too large: 2000002 bytes, at most 1000000 are read"),
+    "no text": ("\udcff", "is not UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize(("text", "complaint"), CONFIGS.values(), ids=CONFIGS)
+def test_29_a_crafted_configuration_is_a_typed_error(tmp_path, text, complaint):
+    path = tmp_path / "run.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=complaint):
+        read_config(path)
+
+
+def test_29_pipes_are_not_waited_for(tmp_path):
+    for name in ("run.toml", "table.csv", "state"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        read_config(tmp_path / "run.toml")
+    with pytest.raises(InputError, match="is not a regular file"):
+        pt.datasets.read_csv(tmp_path / "table.csv", "y")
+    with pytest.raises(InputError, match="is not a regular file"):
+        read_sites([tmp_path / "table.csv"])
+    with pytest.raises(OSError, match="is not a regular file"):
+        read_json(tmp_path / "state")
+
+
+NOTES = {
+    "measures.json": ['{"fold": 3, "scores": [], "calibration": null}', '{"fold": 3, "scores": {"error": []}}', "[]"],
+    "regression.json": ['{"fold": 3}', "[" * 50_000, '{"fold": 3, "log evidence": "x"}'],
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_29_crafted_notes_beside_a_run_are_typed_errors(tmp_path, name):
+    fit(tmp_path).save(tmp_path / "result.safetensors")
+    for text in NOTES[name]:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(CorruptStorage, match=name):
+            finish(tmp_path, json=False)
+
+
 # 30: slow or many clients of the live page and of metrics
 
 
@@ -343,3 +540,57 @@ def test_30_another_host_is_refused(tmp_path, kind):
         port = urllib.parse.urlsplit(url).port
         assert [status(url, host) for host in ("evil.example", f"evil.example:{port}", "127.0.0.1")] == [403] * 3
         assert status(url, f"localhost:{port}") == 200
+
+
+# 32: what listens, what is installed
+
+LISTENING = """
+import os, sys
+from pathlib import Path
+import numpy as np
+import partita as pt
+
+def addresses():
+    # Of every socket that this process or one that it has started listens on.
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            pass
+    own, before = {os.getpid()}, 0
+    while len(own) > before:
+        before = len(own)
+        own |= {child for child, parent in parents.items() if parent in own}
+    links = set()
+    for process in own:
+        for link in Path(f"/proc/{process}/fd").glob("*"):
+            try:
+                links.add(os.readlink(link))
+            except OSError:
+                pass
+    texts = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    lines = [line.split() for text in texts for line in text.splitlines()[1:]]
+    return {line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in links}
+
+found = set()
+X = np.ones((4, 1))
+pt.fit(
+    pt.models.LinearRegression(features=1, noise=1.0), [(X, X[:, 0]), (X, X[:, 0])],
+    schedule=pt.schedules.Synchronous(rounds=2), engine=pt.engines.Ray(actors=1),
+    callbacks=[lambda event: found.update(addresses())],
+)
+print(*sorted(found))
+"""
+# 127.0.0.1, and the same as IPv6 writes it.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.engines
+def test_32_a_cluster_that_is_begun_here_listens_to_this_machine_only(tmp_path):
+    pytest.importorskip("ray")
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = set(done.stdout.split())
+    assert found
+    assert found <= LOOPBACK

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
 import warnings
@@ -19,10 +20,10 @@ from partita.damping.policies import Proposal
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError
 from partita.federation.consent import Consent
-from partita.federation.folders import new_federation, read_server, read_site
+from partita.federation.folders import held, new_federation, private, read_server, read_site
 from partita.federation.processes import logged
 from partita.federation.site import CANNOT, Site
-from partita.federation.state import logger
+from partita.federation.state import logger, request
 from partita.ledger import Ledger, stacked
 from partita.messages import encoded_question, encoded_task
 from partita.models import prior_of
@@ -76,6 +77,47 @@ def question(recipe, kind="evaluate"):
     return {**recipe.greeting, "site": 0, "payload": payload}
 
 
+# 2: an answer is lost, or sent again while the first is under way.
+
+
+def test_02_a_site_tries_again_when_a_connection_breaks_and_says_what_was_wrong(monkeypatch):
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("flwr")
+    from partita.federation import node
+
+    monkeypatch.setattr(node, "WAIT", 0.0)
+    tried = []
+
+    def broken(request):
+        tried.append(request)
+        if len(tried) % 3:
+            raise httpx.ReadError("reset")
+        return "yes"
+
+    assert node._called(broken, 1) == "yes"
+    assert len(tried) == 3
+    # What was under way may be lost, and the server has to hear of it.
+    with pytest.raises(node.Disconnected, match="ReadError: reset"):
+        node._called(broken, 1, tries=1)
+
+    def answers(status, code):
+        def call(request):
+            made = httpx.Request("POST", "https://x")
+            body = {"code": code, "detail": "words"}
+            raise httpx.HTTPStatusError("", request=made, response=httpx.Response(status, json=body, request=made))
+
+        return call
+
+    for status, code, error in (
+        (401, 0, node.Refused),
+        (400, node.NOT_ACTIVATED, node.Refused),
+        (403, node.NOT_RUNNING, node.Unwanted),
+        (500, 0, node.Disconnected),
+    ):
+        with pytest.raises(error):
+            node._called(answers(status, code), 1)
+
+
 # 7: a site is killed, and comes back.
 
 
@@ -100,6 +142,11 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
     back = damping.temper(proposal([0, 1, 2]))
     assert damping.share == 0
     np.testing.assert_allclose(back.precision, -0.5 * asked.precision)
+
+
+def test_12_a_new_federation_has_limits(server):
+    assert server.limits.change == 100
+    assert server.limits.staleness == 100
 
 
 # 15: a site never returns.
@@ -128,21 +175,32 @@ class HalfAnswers:
     def reply(self, number):
         content = {RECORD: {"payload": np.float64(30).tobytes()}}
         about = SimpleNamespace(reply_to_message_id=number)
-        return SimpleNamespace(metadata=about, content=content, has_error=lambda: False)
+        return SimpleNamespace(metadata=about, content=content, has_error=lambda: False, has_content=lambda: True)
 
 
-def test_15_half_an_answer_holds_up_nobody_else(server, monkeypatch):
+class Nonsense(HalfAnswers):
+    """A grid where b sends bytes that Flower stumbles over."""
+
+    def pull_messages(self, numbers):
+        if any(self.messages[number].metadata.dst_node_id == 11 for number in numbers):
+            raise KeyError("no such type")
+        return [self.reply(number) for number in numbers]
+
+
+@pytest.mark.parametrize(("kind", "problem"), [(HalfAnswers, "has not been here"), (Nonsense, "no message: KeyError")])
+def test_15_half_an_answer_or_nonsense_holds_up_nobody_else(server, monkeypatch, kind, problem):
     pytest.importorskip("flwr")
     from flwr.supercore.task_identity import TaskIdentity
 
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
-    grid, recipe = HalfAnswers(), server.recipe
+    grid, recipe = kind(), server.recipe
     engine = Flower(grid, recipe.greeting, minimum=1, timeout=3.0, patience=4.0, gather=0.1, poll=0.01)
     try:
         engine.open(prepared(recipe.model, ["a", "b"], **recipe.settings).job(), ["a", "b"])
         assert [peer.ready for peer in engine.peers] == [True, False]
+        assert problem in engine.peers[1].problem
     finally:
         grid.is_over.set()
 
@@ -390,6 +448,8 @@ def test_19_what_is_kept_of_an_acceptance_cannot_be_half_read(server, folder):
     (folder / "run" / "accepted.json").write_text('{"recipe": {')
     assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
     assert "accept the recipe again" in site.problem
+    assert CliRunner().invoke(commands, ["accept", str(folder), "--yes"]).exit_code == 0
+    assert "payload" in site.answer("about", question(server.recipe, "about"))
     recipe = json.dumps({"columns": "x" * 200_000})
     assert "longer than" in site.answer("about", {**question(server.recipe, "about"), "recipe": recipe})["error"]
 
@@ -418,3 +478,36 @@ def test_20_more_parameters_than_the_policy_allows_are_refused(server, folder):
     change(folder / "site.toml", "fewest_rows = 10", "fewest_rows = 0")
     with pytest.raises(ConfigError, match=r"\[policy\] fewest_rows: expected"):
         read_site(folder)
+
+
+# 28: other users on the machine.
+
+
+def test_28_folders_are_their_owners_alone(tmp_path):
+    pytest.importorskip("cryptography")
+    before = os.umask(0)
+    try:
+        server = made(tmp_path / "server")
+        request(server, "a", "retired")
+        assert server.run.stat().st_mode & 0o777 == 0o700
+        with private(server.run), held(server.run / "serve.lock"):
+            logger(server.run, "log").info("hello")
+            assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "server").rglob("*")}
+    assert {"site.key", "secret", "ca.crt", "federation.toml", "serve.lock", "log.jsonl", "requests"} <= found.keys()
+    assert set(found.values()) == {0o700, 0o600}
+    assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
+
+
+def test_28_no_link_is_followed(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / "run").mkdir()
+    for name in ("lock", "run/accepted.json"):
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(OSError), held(tmp_path / "lock"):
+        pass
+    Consent(tmp_path).accept({"seed": 0})
+    assert target.read_text() == "precious"

@@ -14,6 +14,7 @@ import partita as pt
 from partita._version import __version__
 from partita.config import Reader
 from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
+from partita.federation.commands import Watch
 from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
 from partita.federation.recipe import Recipe
 from partita.federation.site import Site, read_table
@@ -94,6 +95,7 @@ def test_what_is_wrong_at_a_site_is_said(server, folder):
     assert told(version="0.0.1") == (
         f"EngineError: the server has Partita 0.0.1, this site has {__version__}: install the same version on both"
     )
+    assert "\x1b" not in told(version="0.0.1\x1b[2J")
     assert "builds another model" in told(digest="0" * 64)
     assert told(recipe="{") == "MalformedMessage: recipe: cannot be read"
     assert told("refine", payload=b"garbage").startswith("MalformedMessage: task: cannot be read")
@@ -263,9 +265,17 @@ def test_one_process_at_a_time(tmp_path):
         pass
 
 
+def test_a_server_says_whom_it_waits_for(server, monkeypatch, capsys):
+    monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
+    with Watch(quiet=False, json=False) as watch:
+        watch(read_state(read_server(server)))
+    assert "not started: 0 of 2 sites ready, not a, b" in capsys.readouterr().err
+
+
 def test_metrics_and_state(server):
     folder = read_server(server)
-    assert read_state(folder)["state"] == "not started"
+    state = read_state(folder)
+    assert (state["state"], [row["site"] for row in state["sites"]]) == ("not started", ["a", "b"])
     row = {"site": "a", "ready": True, "updates": 3, "staleness": 2, "last_seen": None}
     write_state(folder, {"state": "running", "version": 7, "accepted": 0.5, "sites": [row]})
     state = read_state(folder)

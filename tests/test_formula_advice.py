@@ -2,6 +2,7 @@
 
 import io
 import json
+import stat
 import warnings
 
 import numpy as np
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita import telemetry
 from partita.cli import app, followed
-from partita.errors import InputError, NotFinite, ShardError
+from partita.errors import InputError, NotFinite, RunMismatch, ShardError
 from partita.formulas.advice import alike, unlikely_levels
 from partita.formulas.design import as_family, designed
 from partita.formulas.naming import name_sites, read_names
@@ -199,9 +200,24 @@ def test_who_watches_a_run_sees_names(tmp_path):
     follower = followed(run_dir)
     assert follower.read()
     assert [row["site"] for row in follower.site_rows()] == ["north", "south"]
-    for text in ("{", "3", "[" * 100_000):
+    with pytest.raises(RunMismatch):
+        pt.regress("y ~ x", {"other": TABLE}, run_dir=run_dir, quiet=True)
+    assert read_names(run_dir) == ["north", "south"]
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run_dir / "sites.json").stat().st_mode) == 0o600
+    for text in ("{", "3", "{}", "[" * 100_000):
         (run_dir / "sites.json").write_text(text)
         assert read_names(run_dir) == []
+
+
+def test_levels_that_a_terminal_or_rich_would_obey(spoken):
+    """Escapes are shown, brackets are brackets."""
+    smoker, ill = TABLE.smoker.replace("no", "z\x1b]0;owned\x07[/b]"), TABLE.ill.replace("sick", "[/b]\x1b[2J")
+    found = pt.regress("ill ~ x + smoker", sites(smoker=smoker, ill=ill), family="binomial")
+    for text in (str(found), repr(found), spoken.getvalue()):
+        assert "\x1b" not in text
+    assert r"smoker[T.z\x1b]0;owned\x07[/b]]" in str(found)
+    assert r"what is modelled is 'healthy', against '[/b]\x1b[2J'" in spoken.getvalue()
 
 
 def test_commands_say_so_too(tmp_path, monkeypatch):

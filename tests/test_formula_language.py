@@ -81,6 +81,13 @@ def test_functions_of_a_whole_column_are_refused_by_name(term):
         ("y ~ Q(x)", "name in quotes"),
         ("y ~ a | b", "random intercept"),
         ("y ~ a ~ b", "something like"),
+        ("y ~ " + "*".join(f"x{i}" for i in range(40)), "more than 10,000 terms"),
+        ("y ~ (a + b + c)**99", "more than 10,000 terms"),
+        ("y ~ ((a + b)**9)**9", "more than 10,000 terms"),
+        ("y ~ sqrt(x)", "write np.sqrt"),
+        ("y ~ round(x)", "write np.round"),
+        ("y ~ factor(x)", "C\\(column\\)"),
+        ("y ~ I(x^2)", r"write \*\* for powers"),
         ("y ~ Intercept + x", "taken for the formula's own"),
         (3, "something like"),
     ],
@@ -119,6 +126,7 @@ BY_ROW = {
     "np.where((x > 3) & ~(z > 0), x, 2)": None,
     "I(arm == 'b')": "I(1 * (arm == 'b'))",
     "I((arm == 'b') | (x < 2))": "I(1 * ((arm == 'b') | (x < 2)))",
+    "np.clip(x, 2, None)": None,
     "x.clip(1, 5) + x.between(2, 3)": "x.clip(1, 5) + I(1 * x.between(2, 3))",
     "Q('wt.loss') + I(Q(\"wt.loss\")**2)": None,
     "C(arm, Treatment('b')):x": None,
@@ -167,10 +175,22 @@ def test_whatever_gets_through_is_evaluated_on_some_rows_alone(monkeypatch):
         designed("y ~ x.rank()", "poisson", SITES)
 
 
+def test_levels_that_are_named_are_all_of_them():
+    design, _ = designed("y ~ C(arm, levels=['c', 'b', 'a'])", "poisson", SITES)
+    assert [name[-4:] for name in design.names] == ["T.b]", "T.a]"]
+    with pytest.raises(InputError, match="leaves out levels that sites have"):
+        designed("y ~ C(arm, levels=['c', 'b'])", "poisson", SITES)
+
+
 def test_more_coefficients_than_a_posterior_can_have():
     frame = pd.DataFrame({name: [f"{name}{i}" for i in range(300)] for name in "ab"} | {"y": np.arange(300.0)})
     with pytest.raises(InputError, match="up to 90601 coefficients"):
         designed("y ~ C(a) * C(b)", "gaussian", {"all": frame})
+
+
+def test_interactions_that_are_few_are_written_out():
+    formula = "y ~ a * b * c + (d + e + f)**2 + g / h + " + " + ".join(f"x{i}" for i in range(300))
+    assert len(parse(formula).expanded) == 1 + 7 + 6 + 2 + 300
 
 
 def test_names_with_dots_are_found():

@@ -158,7 +158,9 @@ def run_regression(
     sites = read_sites(wanted.data.sites, config.parent)
     check_level(asked.level)
     formulas = (asked.formula, *asked.compare)
-    check_comparable(formulas, sites, family=asked.family, held_out=asked.held_out, seed=wanted.seed)
+    check_comparable(
+        formulas, sites, family=asked.family, held_out=asked.held_out, weights=asked.weights, seed=wanted.seed
+    )
     found = []
     with suppress_interrupt(going_on(config, folder, settings)) as look:
         for number, formula in enumerate(formulas):
@@ -170,6 +172,7 @@ def run_regression(
                 family=asked.family,
                 prior_scale=asked.prior_scale,
                 held_out=asked.held_out,
+                weights=asked.weights,
                 schedule=wanted.schedule,
                 damping=wanted.damping,
                 seed=wanted.seed,

@@ -15,6 +15,7 @@ from partita import datasets
 from partita.checks import is_whole
 from partita.damping import as_damping
 from partita.errors import ConfigError, InputError
+from partita.files import MOST_SETTINGS, read_file
 from partita.hyper import LearnHyper
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel
@@ -58,6 +59,7 @@ class Formula:
     compare: tuple[str, ...] = ()
     prior_scale: float = 2.5
     held_out: float = 0.0
+    weights: str | None = None
     level: float = 0.95
 
 
@@ -92,7 +94,7 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
 def read_tables(path: Path) -> tuple["Reader", dict[str, Any]]:
     """What a TOML file says, and a reader of it that can name the place."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, MOST_SETTINGS).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise ConfigError(f"{path}: {reason}") from None
@@ -100,6 +102,8 @@ def read_tables(path: Path) -> tuple["Reader", dict[str, Any]]:
         return Reader(path, text), tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
 
 
 def _apply_setting(tables: dict[str, Any], setting: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 # For the owner alone, whatever the umask.
 FOLDER, FILE = 0o700, 0o600
 # Bytes of what people write by hand, of what a run writes about itself, and of a table.
-MOST_SETTINGS, MOST_NOTES, MOST_TABLE = 1_000_000, 100_000_000, 10_000_000_000
+MOST_SETTINGS, MOST_NOTES, MOST_TABLE = 1_000_000, 20_000_000, 10_000_000_000
 # Of a journal's database; large updates are beside it.
 MOST_JOURNAL = 1_000_000_000_000
 

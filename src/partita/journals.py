@@ -81,8 +81,8 @@ def _history_row(run_dir: str | os.PathLike, fold: int, text: str) -> Row:
         row = json.loads(text)
         missing = [name for name in NUMBERS if not _is_number(row[name])]
         wrong = [name for name in OPTIONAL if not (row.get(name) is None or _is_number(row[name]))]
-        if missing or wrong or row["fold"] != fold or row["version"] < 1:
-            raise ValueError(", ".join(missing + wrong) or "fold or version")
+        if missing or wrong or row["fold"] != fold or row["version"] < 1 or (row.get("site") or 0) < 0:
+            raise ValueError(", ".join(missing + wrong) or "fold, version or site")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptStorage(f"{_path(run_dir)}: history: fold {fold} is not what a run writes ({error})") from None
     return row
@@ -102,7 +102,7 @@ def _selected(
     try:
         check_size(path, MOST_JOURNAL)
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            left = bound(database, path)
+            left = bound(database, path, MOST_ROW)
             database.execute("BEGIN")
             check_schema(path, database, table)
             last = -math.inf
@@ -127,7 +127,7 @@ def database_files(path: Path) -> list[Path]:
     return [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))]
 
 
-def bound(database: sqlite3.Connection, path: Path) -> int:
+def bound(database: sqlite3.Connection, path: Path, longest: int = MOST_VALUE) -> int:
     """Let no query take more steps, and no value more bytes, than a file of this size could need; gives its size."""
     size = sum(file.stat().st_size for file in database_files(path) if file.exists())
     left = [(FREE_STEPS + size) // STEPS]
@@ -137,7 +137,7 @@ def bound(database: sqlite3.Connection, path: Path) -> int:
         return left[0] < 0
 
     database.set_progress_handler(step, STEPS)
-    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
     database.execute("PRAGMA trusted_schema=OFF")
     return size
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from partita._version import __version__
 from partita.checks import check_count
-from partita.errors import InputError, RunMismatch
+from partita.errors import CorruptStorage, InputError, PartitaError, RunMismatch, reason
 from partita.exchange import inference_data
 from partita.families import Family
 from partita.models import REGISTRY as MODELS
-from partita.models import AbstractModel, Hyper, prior_of
+from partita.models import AbstractModel, Hyper
+from partita.models.base import prior_shapes
 from partita.predictive import expected_response, predictive_std, scaled_columns
 from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Row, plain
@@ -136,7 +137,7 @@ def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
     One of `pt.Model` needs the model too, because code is never stored.
     """
     arrays, about = read_arrays(path)
-    if "model" not in about:
+    if not isinstance(about.get("model"), dict):
         raise RunMismatch(f"{path}: holds a {about.get('estimator', 'file')}: use its own load")
     return unpacked(path, arrays, about, model)
 
@@ -145,6 +146,18 @@ def unpacked(
     path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
 ) -> Result:
     """From what `Result.packed` gave, as it was read from a path."""
+    try:
+        return _unpacked(path, arrays, about, model)
+    except PartitaError:
+        raise
+    except Exception as error:
+        # The file may be anybody's, and what it says goes through much code.
+        raise CorruptStorage(f"{path}: is no result that Partita writes ({reason(error)})") from error
+
+
+def _unpacked(
+    path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None
+) -> Result:
     settings = dict(about["model"])
     name = settings.pop("name")
     if model is None:
@@ -154,34 +167,58 @@ def unpacked(
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
-    like = prior_of(model, about["hyper"])
+    hyper = {key: float(about["hyper"][key]) for key in (*model.hyper, *about["hyper"])}
+    # Shapes alone: a file that claims a billion features costs nothing.
+    like = prior_shapes(model, hyper)
     if type(like).__name__ != about["family"]:
         raise RunMismatch(f"{path}: holds a {about['family']}, the model has a {type(like).__name__}")
-    prior = _family(arrays, "prior", like)
-    stacked = _family(arrays, "factors", like)
-    number = len(jax.tree.leaves(stacked)[0])
+    prior, posterior = (_proper(path, arrays, name, like) for name in ("prior", "posterior"))
     return Result(
         model=model.with_prior(prior) if about["has_given_prior"] else model,
-        posterior=_family(arrays, "posterior", like),
+        posterior=posterior,
         prior=prior,
-        factors=tuple(jax.tree.map(lambda a, m=m: a[m, ...], stacked) for m in range(number)),
+        factors=_factors(path, arrays, like),
         log_evidence=_number(about["log_evidence"]),
         expected_log_probs=tuple(map(_number, about["expected_log_probs"])),
-        hyper=about["hyper"],
-        history=about["history"],
-        seed=about["seed"],
-        design=about.get("design"),
+        hyper=hyper,
+        history=[dict(row) for row in about["history"]],
+        seed=int(about["seed"]),
+        design=None if about.get("design") is None else dict(about["design"]),
     )
 
 
 def _number(stored: float | None) -> float:
     """JSON has no nan."""
-    return float("nan") if stored is None else stored
+    return float("nan") if stored is None else float(stored)
 
 
-def _family(arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
+def _proper(path: str | os.PathLike, arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
     leaves = [arrays[f"{name}.{i}"] for i in range(len(jax.tree.leaves(like)))]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    _check_leaves(path, name, leaves, [leaf.shape for leaf in jax.tree.leaves(like)], like)
+    density: Family = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    if not density.is_proper():
+        raise CorruptStorage(f"{path}: the {name} is no proper {type(like).__name__}: it says nothing")
+    return density
+
+
+def _factors(path: str | os.PathLike, arrays: dict[str, np.ndarray], like: Family) -> tuple[Family, ...]:
+    """Of all sites; they need not be proper."""
+    leaves = [arrays[f"factors.{i}"] for i in range(len(jax.tree.leaves(like)))]
+    number = len(leaves[0])
+    _check_leaves(path, "factors", leaves, [(number, *leaf.shape) for leaf in jax.tree.leaves(like)], like)
+    return tuple(jax.tree.unflatten(jax.tree.structure(like), [leaf[m, ...] for leaf in leaves]) for m in range(number))
+
+
+def _check_leaves(
+    path: str | os.PathLike, name: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple], like: Family
+) -> None:
+    for leaf, shape, wanted in zip(leaves, shapes, jax.tree.leaves(like), strict=True):
+        if leaf.shape != shape or leaf.dtype != wanted.dtype:
+            raise CorruptStorage(
+                f"{path}: {name}: expected {wanted.dtype} of shape {shape}, got {leaf.dtype} of shape {leaf.shape}"
+            )
+        if not np.isfinite(leaf).all():
+            raise CorruptStorage(f"{path}: {name}: has numbers that are not finite")
 
 
 def _model_settings(model: AbstractModel) -> Row:

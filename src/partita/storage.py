@@ -50,7 +50,7 @@ class Journal:
         self.folder = Path(run_dir)
         self.path = self.folder / "journal.sqlite"
         self._like = like
-        self._sites = len(description.get("shards", ()))
+        self._sites = len(description["shards"]) if "shards" in description else None
         with ExitStack() as opened:
             try:
                 make_folder(self.folder)
@@ -151,8 +151,8 @@ class Journal:
 
     def _arrival(self, number: int, kind: Any, site: Any, version: Any, payload: bytes) -> Arrival:
         try:
-            if not (isinstance(site, int) and isinstance(version, int) and 0 <= site < max(self._sites, site + 1)):
-                raise ValueError(f"site {site}: there are sites 0 to {self._sites - 1}")
+            if not isinstance(site, int) or site < 0 or (self._sites is not None and site >= self._sites):
+                raise ValueError(f"there is no site {site}")
             if kind == "update":
                 return decoded_update(site, version, payload, self._like)
             if kind not in get_args(NoticeKind):

@@ -15,6 +15,7 @@ from partita.datasets.mnist import Split, read_mnist
 from partita.datasets.streams import read_banana, read_wam, simulated_arm
 from partita.datasets.tables import load_table as load_table
 from partita.errors import InputError
+from partita.files import MOST_TABLE, check_size
 
 WITH_SPLIT = ("mnist", "banana", "barrett-wam")
 NAMES = ("breast-cancer", "diabetes", "digits", "simulated-arm", "wine", *WITH_SPLIT)
@@ -85,6 +86,7 @@ def read_header(path: Path) -> list[str]:
 def _read_rows(path: Path, most: int | None = None) -> list[list[str]]:
     """The header and the rows of a CSV file, as text."""
     try:
+        check_size(path, MOST_TABLE)
         with path.open(newline="", encoding="utf-8") as stream:
             rows = list(islice((row for row in csv.reader(stream) if row), most))
     except OSError as error:

@@ -2,9 +2,11 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -94,7 +96,8 @@ class Ray:
     A Ray cluster is one trust domain: whoever can reach it can run code on it.
 
     Args:
-        address: of an existing cluster; else a local one is started, and stopped with the run, unless Ray runs already.
+        address: of an existing cluster; else one is started that listens to this machine only, and is stopped with the
+            run, unless Ray runs already.
         actors: at most so many; by default as many as the cluster has processors.
         timeout: seconds that a call may take, compilation included.
         patience: seconds without any answer, after which a run stops with `Stalled`; it can be resumed.
@@ -125,7 +128,11 @@ class Ray:
         self._own = not self._ray.is_initialized()
         if self._own:
             quiet = {"log_to_driver": False, "configure_logging": False}
-            self._ray.init(self.address, **quiet, **({} if self.address else {"include_dashboard": False}))
+            if self.address:
+                self._ray.init(self.address, **quiet)
+            else:
+                with on_loopback():
+                    self._ray.init(include_dashboard=False, **quiet)
         try:
             self._begin(job, shards)
         except BaseException:
@@ -277,6 +284,27 @@ class Ray:
                 self._ray.kill(handle)
         if self._own:
             self._ray.shutdown()
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """A cluster that is begun here listens to this machine only, as Ray does by itself on macOS and Windows.
+
+    On Linux it would listen to everybody; an address of its own does not change that, and it takes 127.0.0.1 for a
+    mistake. What it reads is an environment variable, once, when it is imported, and by the processes that it starts.
+    """
+    constants: Any = import_module("ray._private.ray_constants")
+    name = constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    given, enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
+    os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        if given is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = given
 
 
 def import_ray() -> Any:

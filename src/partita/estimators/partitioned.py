@@ -392,7 +392,8 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
 
     Args:
         noise_scale: scale of a linear model's noise under the prior, half a Student t with three degrees of freedom,
-            for standardised targets. See `PartitionedClassifier` for the others.
+            for standardised targets. The intercept's prior is ten times as wide as that of the weights. See
+            `PartitionedClassifier` for the others.
     """
 
     _remembered = ("_centre", "_unit")
@@ -454,6 +455,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
             noise=noise,
             noise_scale=self.noise_scale,
             prior_scale=self.prior_scale,
+            intercept_scale=10 * self.prior_scale,
             posterior=self.posterior,
         )
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import MalformedMessage, PolicyRefusal
-from partita.federation.folders import write_private
 from partita.federation.policy import Policy
+from partita.files import read_json, replace_file
 from partita.wire import Question
 
 # Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
@@ -36,16 +36,21 @@ class Consent:
 
     def accept(self, recipe: Pinned) -> None:
         """From now on this is answered, and nothing else; counting begins anew."""
-        write_private(self._accepted, json.dumps({"recipe": recipe, "name": uuid.uuid4().hex}))
+        _write(self._accepted, {"recipe": recipe, "name": uuid.uuid4().hex})
         self._proposed.unlink(missing_ok=True)
 
     def check(self, text: str, accepts: bool = False) -> None:
         """That a recipe is the accepted one; the first one is accepted here, if that is what the person wants."""
-        asked, accepted = pinned(text), self.accepted
+        asked = pinned(text)
+        try:
+            accepted = self.accepted
+        except PolicyRefusal:
+            _write(self._proposed, {"recipe": asked})
+            raise
         if accepted is None and accepts:
             self.accept(asked)
         elif accepted != asked:
-            write_private(self._proposed, json.dumps({"recipe": asked}))
+            _write(self._proposed, {"recipe": asked})
             differ = [name for name in PINNED if (accepted or {}).get(name) != asked.get(name)]
             what = (
                 "nothing has been accepted here yet"
@@ -69,7 +74,7 @@ class Consent:
                 f"the server has asked {limits[kind]} times already: "
                 f"raise {key} in [policy] of site.toml, if that is right"
             )
-        write_private(self._used, json.dumps({**used, kind: number}))
+        _write(self._used, {**used, kind: number})
 
 
 def pinned(text: str) -> Pinned:
@@ -83,13 +88,14 @@ def pinned(text: str) -> Pinned:
         raise MalformedMessage("recipe: cannot be read") from None
 
 
+def _write(path: Path, row: dict[str, Any]) -> None:
+    replace_file(path, json.dumps(row).encode())
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        row = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise PolicyRefusal(f"{path}: {error}: accept the recipe again, with partita accept") from None
-    if not isinstance(row, dict):
-        raise PolicyRefusal(f"{path}: is not what was written: accept the recipe again, with partita accept")
-    return row

@@ -18,6 +18,7 @@ from partita.errors import ConfigError, InputError, StorageError
 from partita.federation.keys import write_certificates, write_secret, write_site_key
 from partita.federation.policy import Policy
 from partita.federation.recipe import KEYS, SECTIONS, Recipe, check_names
+from partita.files import make_folder, open_private
 from partita.limits import Limits
 from partita.messages import Compression
 
@@ -177,7 +178,7 @@ def private(folder: Path) -> Iterator[None]:
     """Make a folder that is its owner's alone, as is what this process, and those it starts, write meanwhile."""
     before = os.umask(0o077)
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         # One that an earlier version has made may be open to everybody.
         folder.chmod(0o700)
         yield
@@ -185,25 +186,14 @@ def private(folder: Path) -> Iterator[None]:
         os.umask(before)
 
 
-def write_private(path: Path, text: str) -> None:
-    """The file has this text, or what it had before; it is its owner's alone."""
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write(text)
-    os.replace(new, path)
-
-
 @contextmanager
 def held(path: Path, patience: float = 1.0) -> Iterator[None]:
     """Hold a place for this process, whose number is in the file; whoever comes second is told, or waits a while."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     until = time.monotonic() + patience
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    # Whoever can open the file can hold it.
+    handle = open_private(path)
     try:
-        # Whoever can open the file can hold it.
-        os.fchmod(handle, 0o600)
         while not _locked(handle, fcntl.LOCK_EX):
             if time.monotonic() > until:
                 number = os.pread(handle, 20, 0).decode()
@@ -219,7 +209,7 @@ def held(path: Path, patience: float = 1.0) -> Iterator[None]:
 def holder(path: Path) -> int | None:
     """The number of the process that holds a place, if one does."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        handle = open_private(path, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:

@@ -19,6 +19,8 @@ from typing import Any
 
 from partita.federation.folders import ServerFolder, read_server, split_address
 from partita.federation.keys import canonical_key
+from partita.messages import largest
+from partita.models import prior_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -41,8 +43,8 @@ FOR_SITES = frozenset(
 )
 CONTROL, RUNTIME = "/v1/control/", "/v1/runtime/"
 HERE = "127.0.0.1"
-# The most bytes of a request: of one with a payload, and of any other.
-LARGEST, LARGEST_HEAD = 2**30, 2**20
+# The most bytes of a request that has no answer in it.
+LARGEST_HEAD = 2**20
 
 
 def operator_token(secret: bytes) -> str:
@@ -59,12 +61,14 @@ class Gate:
         port: of the door that is for this machine.
         token: what the operator shows there.
         keys: of sites, as `canonical_key` writes them.
+        largest: the most bytes of an answer, without what Flower says about it.
     """
 
     app: App
     port: int
     token: str = field(repr=False)
     keys: frozenset[bytes]
+    largest: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -91,7 +95,7 @@ class Gate:
         if not is_signed(_headers(scope), self.keys):
             return 401
         size = _headers(scope).get("content-length", "")
-        most = LARGEST if scope["path"] == OBJECT else LARGEST_HEAD
+        most = LARGEST_HEAD + (self.largest if scope["path"] == OBJECT else 0)
         return 200 if size.isascii() and size.isdigit() and int(size[:20]) <= most else 413
 
     def _status_here(self, scope: Scope) -> int:
@@ -199,7 +203,8 @@ def gated(folder: ServerFolder, port: int) -> Gate:
     """Flower's app behind the doors of a server's folder."""
     token = operator_token((folder.keys / "secret").read_bytes())
     keys = frozenset(canonical_key(folder.public_key(site).read_bytes()) for site in folder.sites)
-    return Gate(flower_app(folder), port, token, keys)
+    model = folder.recipe.model
+    return Gate(flower_app(folder), port, token, keys, largest(prior_of(model, model.hyper)))
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -224,6 +229,8 @@ def main() -> None:
         ws="none",
         proxy_headers=False,
         server_header=False,
+        # Longer than sites wait between looks: a request must not meet a connection that is being closed.
+        timeout_keep_alive=75,
     )
     uvicorn.Server(config).run(sockets=[_bound(*split_address(folder.server.address)), _bound(HERE, port)])
 

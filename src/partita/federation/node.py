@@ -11,13 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from partita.errors import EngineError
+from partita.errors import EngineError, reason
+from partita.text import clean
 from partita.wire import RECORD, Question
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]
 # Seconds between signs of life; the server waits for two of what is promised.
 PROMISED, BEAT = 30.0, 20.0
+# Seconds for which a site that comes again is away: long enough for the server to look.
+AWAY = 3.0
+# How often a call is tried, when the connection breaks; seconds before the second time, doubled each time.
+TRIES, WAIT = 4, 0.5
 # What Flower answers to a key that it does not know, or takes for connected; and where nobody waits for an answer.
 NOT_ACTIVATED, NOT_RUNNING = 2004, 2007
 
@@ -64,13 +69,34 @@ class Node:
         self._is_known = True
 
     def __enter__(self) -> Self:
+        try:
+            self._activate()
+        except EngineError:
+            self._client.close()
+            raise
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def _activate(self) -> None:
         from flwr.proto.fleet_pb2 import ActivateNodeRequest
         from flwr.proto.node_pb2 import Node as Identity
 
         request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=PROMISED)
         self._node = Identity(node_id=_called(self._client.ActivateNode, request).node_id)
-        threading.Thread(target=self._beat, daemon=True).start()
-        return self
+        self._is_known = True
+
+    def rejoin(self) -> None:
+        """Go, and come again. What was asked when the connection broke may be lost, and the server waits for it: of a
+        site that has gone it hears so, and asks anew."""
+        self._deactivate()
+        time.sleep(AWAY)
+        self._activate()
+
+    def _deactivate(self) -> None:
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+        with suppress(Refused):
+            _called(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self._node.node_id))
 
     def _beat(self) -> None:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -82,11 +108,9 @@ class Node:
                 self._is_known = _called(self._client.SendNodeHeartbeat, request).success
 
     def __exit__(self, *error: object) -> None:
-        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
         self._ended.set()
         with suppress(EngineError):
-            _called(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self._node.node_id))
+            self._deactivate()
         self._client.close()
 
     def work(self) -> bool:
@@ -95,7 +119,8 @@ class Node:
 
         if not self._is_known:
             raise Refused("the server does not know this connection any more")
-        found = _called(self._client.PullMessages, PullMessagesRequest(node=self._node))
+        # Once: a message whose delivery was interrupted does not come a second time.
+        found = _called(self._client.PullMessages, PullMessagesRequest(node=self._node), tries=1)
         if not found.messages_list:
             return False
         with suppress(Unwanted):
@@ -163,13 +188,16 @@ def _replied(message: Any, answer: Answer) -> Any:
     return Message(RecordDict({RECORD: ConfigRecord(told)}), reply_to=message)
 
 
-def _called(call: Callable[[Any], Any], request: Any) -> Any:
+def _called(call: Callable[[Any], Any], request: Any, tries: int = TRIES) -> Any:
     """What the server answers; what can go wrong with that, as an error of ours."""
     import httpx
     from flwr.supercore.error import FlowerError
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
     try:
+        for number in range(tries - 1):
+            with suppress(httpx.TransportError):
+                return call(request)
+            time.sleep(WAIT * 2**number)
         return call(request)
     except httpx.HTTPStatusError as error:
         told = FlowerError.from_json(error.response.text)
@@ -178,5 +206,6 @@ def _called(call: Callable[[Any], Any], request: Any) -> Any:
         if error.response.status_code in (401, 403) or (told is not None and told.code == NOT_ACTIVATED):
             raise Refused("the server does not take this site's key") from None
         raise Disconnected(f"the server answers {error.response.status_code}") from None
-    except (httpx.HTTPError, ObjectPullError, ObjectPushError, ValueError, TypeError, KeyError) as error:
-        raise Disconnected(f"{type(error).__name__}: {error}") from None
+    except Exception as error:
+        # Whatever somebody else's code makes of bytes from a server; the site goes on.
+        raise Disconnected(clean(reason(error))) from None

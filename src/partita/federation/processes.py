@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from partita.federation.state import ENDED, logger, read_state
 from partita.telemetry import Row
 from partita.wire import Question
 
+STOPPED = {"state": "stopped"}
 # Seconds to get ready, and to end in good order.
 START, END = 60.0, 15.0
 # How often a process that ends by itself is started again within ten minutes.
@@ -139,24 +140,33 @@ def serve(folder: ServerFolder, watch: Callable[[Row], None]) -> Row:
 def _served(
     folder: ServerFolder, children: Children, watch: Callable[[Row], None], is_asked_to_end: Callable[[], bool]
 ) -> Row:
-    stopped, starting = {"state": "stopped"}, {"state": "starting"}
-
     def is_asked() -> bool:
-        watch(read_state(folder) | starting)
+        watch(_starting(read_state(folder)))
         return is_asked_to_end()
 
     _check_port(folder.server.address)
     port = _free_port()
     if not _start_link(folder, children, port, is_asked):
-        return read_state(folder) | stopped
-    control = Control(folder, port)
-    for site in folder.sites:
-        control.register(site)
+        return read_state(folder) | STOPPED
+    with closing(Control(folder, port)) as control:
+        for site in folder.sites:
+            control.register(site)
+        return _attended(folder, children, control, watch, is_asked_to_end)
+
+
+def _attended(
+    folder: ServerFolder,
+    children: Children,
+    control: Control,
+    watch: Callable[[Row], None],
+    is_asked_to_end: Callable[[], bool],
+) -> Row:
+    """See to it that the server's app is there until its run has ended."""
     attempt, attempts, seen = _start_run(control), 1, time.monotonic() + START
     while not _pause(0.3, is_asked_to_end):
         state = read_state(folder)
         is_ours = state.get("attempt") == attempt
-        watch(state if is_ours else state | starting)
+        watch(state if is_ours else _starting(state))
         if is_ours and state["state"] in ENDED:
             return state
         for name in children.ended():
@@ -167,7 +177,12 @@ def _served(
             if attempts == ATTEMPTS:
                 raise EngineError(f"the server's app ended {attempts} times: see {folder.run / 'log.jsonl'}")
             attempt, attempts, seen = _start_run(control), attempts + 1, time.monotonic() + START
-    return read_state(folder) | stopped
+    return read_state(folder) | STOPPED
+
+
+def _starting(before: Row) -> Row:
+    """Who was there before is not known to be there now."""
+    return {**before, "state": "starting", "sites": [{**row, "ready": False} for row in before["sites"]]}
 
 
 def _check_port(address: str) -> None:
@@ -294,11 +309,12 @@ def _attend(
     is_lost = False
     while not _pause(AGAIN if is_lost else POLL, is_asked_to_end):
         try:
-            while node.work() and not is_asked_to_end():
-                pass
             if is_lost:
+                node.rejoin()
                 tell("connected again")
             is_lost = False
+            while node.work() and not is_asked_to_end():
+                pass
         except Disconnected as error:
             if not is_lost:
                 tell(f"lost the connection ({error}), trying again")

@@ -14,11 +14,12 @@ from partita.families import Family
 from partita.federation.consent import Consent
 from partita.federation.folders import SiteSettings, read_site
 from partita.federation.recipe import Columns, Recipe
-from partita.messages import decoded_question, decoded_task, encoded_update
+from partita.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
 from partita.models import prior_of
 from partita.predictive import scaled_columns
 from partita.run import prepared
 from partita.shards import padded_together
+from partita.text import clean
 from partita.wire import Question
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
@@ -46,12 +47,10 @@ class Site:
         """The payload that was asked for; or what is wrong, as far as it is the server's business."""
         try:
             return {"payload": self._answer(kind, request)}
-        except (EngineError, MalformedMessage) as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return {"error": self.problem}
         except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return {"error": CANNOT}
+            # It may quote what the server sent.
+            self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
+            return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
 
     def _answer(self, kind: Question, request: dict[str, Any]) -> bytes:
         try:

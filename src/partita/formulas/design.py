@@ -3,6 +3,7 @@
 import difflib
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -70,6 +71,10 @@ class Design:
         return (y - self.target_centre) / self.target_unit
 
     @property
+    def target(self) -> str:
+        return target_name(self.parsed)
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The two levels of a target that is text, of which the second is what is predicted."""
         return target_levels(self.parsed, self.columns)
@@ -112,8 +117,12 @@ def as_family(family: Any) -> str:
 
 def target_levels(parsed: Parsed, columns: Mapping[str, Column]) -> tuple[str, ...] | None:
     """Of a target that is a column of text."""
-    name = str(parsed.left).strip().strip("`")
+    name = target_name(parsed)
     return columns[name].levels if name in columns else None
+
+
+def target_name(parsed: Parsed) -> str:
+    return str(parsed.left).strip().strip("`")
 
 
 def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Design, dict[str, Rows]]:
@@ -177,13 +186,18 @@ def _advise_on_groups(group: str | None, frames: Mapping[str, Any]) -> list[str]
 
 def specified(parsed: Parsed, columns: Mapping[str, Column]) -> Any:
     """How formulaic turns rows into columns of numbers: from levels alone."""
-    from formulaic.errors import FormulaicError
+    from formulaic.errors import DataMismatchWarning, FormulaicError
 
     sizes = [math.prod(len(columns[name].levels or "1") for name in names) for names in parsed.expanded]
     if sum(sizes) > MOST_COLUMNS:
         raise InputError(f"formula: has up to {sum(sizes)} coefficients, more than {MOST_COLUMNS}: use fewer levels")
     try:
-        return parsed.right.get_model_matrix(example(columns), na_action="ignore").model_spec
+        with warnings.catch_warnings():
+            # C(arm, levels=[...]) without some level would make rows of no numbers.
+            warnings.simplefilter("error", DataMismatchWarning)
+            return parsed.right.get_model_matrix(example(columns), na_action="ignore").model_spec
+    except DataMismatchWarning:
+        raise InputError("formula: levels=[...] of C() leaves out levels that sites have: name all of them") from None
     except (FormulaicError, NameError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"formula: cannot be evaluated: {reason(error)}") from None
 
@@ -247,7 +261,7 @@ class _Reader:
         return Rows(X, y, group, len(frame) - len(kept))
 
     def _target(self, site: str, kept: Any) -> np.ndarray:
-        name = str(self.parsed.left).strip().strip("`")
+        name = target_name(self.parsed)
         levels = target_levels(self.parsed, self.columns)
         if levels is not None:
             if self.family != "bernoulli" or len(levels) != 2:

@@ -20,7 +20,7 @@ from partita.formulas.design import Design, Rows, as_family, designed
 from partita.formulas.naming import named_result, sites_named, write_names
 from partita.formulas.regression import Regression, site_random
 from partita.formulas.saving import pack_design
-from partita.formulas.tables import read_sites
+from partita.formulas.tables import read_sites, repeat_rows
 from partita.models import (
     AbstractModel,
     LinearRegression,
@@ -44,6 +44,7 @@ def regress(
     prior_scale: float = 2.5,
     noise_scale: float = 1.0,
     held_out: float = 0.0,
+    weights: str | None = None,
     schedule: Schedule | None = None,
     damping: float | str | Damping = "auto",
     engine: Engine | None = None,
@@ -64,6 +65,7 @@ def regress(
         noise_scale: scale of the noise under the prior, half a Student t with three degrees of freedom, in units of the
             target's deviation; for gaussian.
         held_out: share of every site's rows that is not fitted, to look at calibration.
+        weights: a column of whole numbers, how many equal observations each row stands for.
         schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more.
         damping: the share of a proposed change that is taken.
         engine: what carries tasks to sites.
@@ -84,7 +86,7 @@ def regress(
     if not 0 <= held_out < 1:
         raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
     with with_progress(formula, callbacks, quiet) as callbacks:
-        design, fitted, spare = _read(formula, read_sites(sites), family, held_out, seed)
+        design, fitted, spare = _read(formula, repeat_rows(read_sites(sites), weights), family, held_out, seed)
         design = replace(design, prior_scale=prior_scale, noise_scale=noise_scale)
         _say(design, quiet)
         model = _model(design)
@@ -118,8 +120,7 @@ def _say(design: Design, quiet: bool) -> None:
         warnings.warn(words, stacklevel=3)
     if design.classes is not None:
         first, second = design.classes
-        target = str(design.parsed.left).strip()
-        notice(f"target {target}: what is modelled is {second!r}, against {first!r}", quiet)
+        notice(f"target {design.target}: what is modelled is {second!r}, against {first!r}", quiet)
 
 
 def _read(
@@ -130,9 +131,17 @@ def _read(
     return design, *_parted(parts, held_out, seed)
 
 
-def check_comparable(formulas: Sequence[str], sites: Any, *, family: str, held_out: float = 0.0, seed: int = 0) -> None:
+def check_comparable(
+    formulas: Sequence[str],
+    sites: Any,
+    *,
+    family: str,
+    held_out: float = 0.0,
+    weights: str | None = None,
+    seed: int = 0,
+) -> None:
     """That regressions of these formulas will be of the same observations, before the first is fitted."""
-    frames, family = read_sites(sites), as_family(family)
+    frames, family = repeat_rows(read_sites(sites), weights), as_family(family)
     digests = [_digest(_read(formula, frames, family, held_out, seed)[1]) for formula in formulas]
     for formula, digest in zip(formulas, digests, strict=True):
         _check_same(formula, digest, formulas[0], digests[0])

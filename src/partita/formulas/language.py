@@ -7,6 +7,7 @@ then call nothing else, one that comes from a file is safe to read.
 
 import ast
 import inspect
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,12 +21,10 @@ from partita.errors import InputError
 NAME = r"(`[^`]+`|[\w.]+)"
 RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
 QUOTED = re.compile(r"""\bQ\(\s*(?:"([^"`]+)"|'([^'`]+)')\s*\)""")
-# Characters, brackets within brackets, and powers of numbers.
-LONGEST, DEEPEST, LARGEST_POWER = 20_000, 100, 1000
+# Characters, terms, brackets within brackets, and powers of numbers.
+LONGEST, MOST_TERMS, DEEPEST, LARGEST_POWER = 20_000, 10_000, 100, 1000
 
-OPERATORS = (
-    ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow | ast.BitAnd | ast.BitOr | ast.BitXor
-)
+OPERATORS = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow | ast.BitAnd | ast.BitOr
 COMPARISONS = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
 # Names that formulaic knows and that are elementwise.
 ELEMENTWISE = ("I", "log", "log10", "log2", "exp", "exp2")
@@ -67,10 +66,15 @@ def parse(formula: str) -> Parsed:
     fixed, group = _split_group(formula)
     from formulaic import Formula, SimpleFormula
     from formulaic.errors import FormulaicError
+    from formulaic.parser import DefaultFormulaParser
 
     try:
+        if _count_terms(DefaultFormulaParser().get_ast(fixed)) > MOST_TERMS:
+            raise InputError(f"formula: has more than {MOST_TERMS:,} terms: write the interactions that you mean")
         parsed = Formula(fixed)
         left, right = parsed.lhs, parsed.rhs
+    except InputError:
+        raise
     except (FormulaicError, AttributeError, SyntaxError, ValueError, RecursionError):
         left = right = None
     if not (isinstance(left, SimpleFormula) and isinstance(right, SimpleFormula)):
@@ -112,6 +116,24 @@ def _split_group(formula: Any) -> tuple[str, str | None]:
         raise InputError(f"formula: of terms with |, only one random intercept (1 | group) is known; got {formula!r}")
     left, _, right = fixed.partition("~")
     return (f"{left}~ 1" if not right.strip(" +") else fixed), (groups[0].strip("`") if groups else None)
+
+
+def _count_terms(tree: Any) -> int:
+    """How many terms there may be when a*b*c*... and (a + b + ...)**n are written out, without doing so."""
+    order, counts = [tree], dict[int, int]()
+    for node in order:
+        order.extend(getattr(node, "args", ()))
+    for node in reversed(order):
+        inner = [counts[id(part)] for part in getattr(node, "args", ())]
+        symbol = node.operator.symbol if inner else ""
+        power = str(node.args[1]) if symbol in ("**", "^") else ""
+        if power.isdecimal():
+            counts[id(node)] = inner[0] ** min(int(power), LARGEST_POWER)
+        else:
+            several = symbol in ("*", "/", ":", "in", "%in%")
+            counts[id(node)] = math.prod(1 + one for one in inner) if several else max(1, sum(inner))
+        counts[id(node)] = min(counts[id(node)], MOST_TERMS + 1)
+    return counts[id(tree)]
 
 
 def _unreadable(formula: Any) -> InputError:
@@ -209,7 +231,9 @@ class _Reading:
     ) -> None:
         """The first so many vary by row, the others are literals."""
         for argument in arguments[:by_row]:
-            self.value(argument)
+            # np.clip(age, 0, None) has no upper bound.
+            if not (isinstance(argument, ast.Constant) and argument.value is None):
+                self.value(argument)
         for argument in (*arguments[by_row:], *(keyword.value for keyword in keywords)):
             if not _is_literal(argument):
                 raise _refusal(node)
@@ -273,6 +297,12 @@ def _refusal(node: ast.AST) -> InputError:
             )
         case ast.Call(func=ast.Name(id="center")):
             return InputError(f"formula: {shown} depends on all data, which nobody has: {INSTEAD}")
+        case ast.Call(func=ast.Name(id="factor")):
+            return InputError(f"formula: {shown}: levels are written as C(column)")
+        case ast.Call(func=ast.Name(id=name)) if name in OF_NUMPY or _is_elementwise(name):
+            return InputError(f"formula: {shown}: write np.{name}")
+        case ast.BinOp(op=ast.BitXor()):
+            return InputError(f"formula: {shown}: write ** for powers")
         case ast.Call(func=ast.Name(id="Q")):
             return InputError(f"formula: {shown}: Q() takes a column's name in quotes; or write it in backticks")
         case ast.Attribute(value=ast.Name(id=name), attr=rest) if name != "np":

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import PartitaError
+from partita.files import read_json
 from partita.result import Result
 from partita.storage import write_text
+from partita.text import clean
 
 NUMBERED = re.compile(r"\bsite (\d{1,9})\b")
 LAST_PROBLEM = "the last round had a problem: "
-# Of a file with names: bytes, and characters of a name.
-FILE, LARGEST, MOST = "sites.json", 10_000_000, 200
+FILE = "sites.json"
 
 
 def name_sites(text: str, names: Sequence[str]) -> str:
@@ -55,16 +56,15 @@ def named_result(result: Result, names: Sequence[str]) -> Result:
 
 
 def write_names(folder: str | os.PathLike, names: Sequence[str]) -> None:
-    """Beside a run's journal, for those who watch it."""
-    write_text(Path(folder) / FILE, json.dumps(list(names)))
+    """Beside a run's journal, for those who watch it; not into the folder of a run that has begun."""
+    if not (Path(folder) / "journal.sqlite").exists():
+        write_text(Path(folder) / FILE, json.dumps({"names": list(names)}))
 
 
 def read_names(folder: Path) -> list[str]:
     """What `write_names` wrote; nothing, if there is nothing of the kind."""
     try:
-        if (folder / FILE).stat().st_size > LARGEST:
-            return []
-        names = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        names = read_json(folder / FILE).get("names")
     except (OSError, ValueError, RecursionError):
         return []
-    return [str(name)[:MOST] for name in names] if isinstance(names, list) else []
+    return [clean(name) for name in names] if isinstance(names, list) else []

@@ -22,6 +22,7 @@ from partita.formulas.saving import unpack_design
 from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
 from partita.storage import read_arrays
+from partita.text import clean
 
 # What a coefficient's exponential is called.
 RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}
@@ -55,15 +56,13 @@ class Regression:
 
     def __str__(self) -> str:
         """The coefficients as a table."""
-        rows = [{key: row[key] for key in ("name", "mean", "sd", "low", "high")} for row in self.coefficients()]
-        width = max(len(row["name"]) for row in rows)
+        keys = ("mean", "sd", "low", "high")
+        rows = [{"name": clean(row["name"]), **{key: row[key] for key in keys}} for row in self.coefficients()]
+        width = max((len(row["name"]) for row in rows), default=0)
         head = f"{'':<{width}}" + "".join(f"{key:>11}" for key in ("mean", "sd", "2.5 %", "97.5 %"))
-        lines = [
-            f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in ("mean", "sd", "low", "high"))
-            for row in rows
-        ]
+        lines = [f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in keys) for row in rows]
         classes = self.design.classes
-        modelled = [] if classes is None else [f"P({str(self.design.parsed.left).strip()} = {classes[1]!r})"]
+        modelled = [] if classes is None else [clean(f"P({self.design.target} = {classes[1]!r})")]
         return "\n".join([repr(self), *modelled, head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
 
     @property

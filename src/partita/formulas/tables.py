@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError
+from partita.files import MOST_TABLE, check_size
 from partita.formulas.advice import FEW_LEVELS, unlikely_levels
 
 LARGEST_LEVELS = 1000
+# Of a site, after rows have been repeated as their weights say.
+MOST_ROWS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def read_table(table: Any, argument: str = "sites") -> Any:
     if isinstance(table, str | os.PathLike):
         path = Path(table)
         try:
+            check_size(path, MOST_TABLE)
             if path.suffix.lower() in (".parquet", ".pq"):
                 table = polars.read_parquet(path)
             else:
@@ -77,6 +81,33 @@ def _as_numpy(column: Any) -> np.ndarray:
     if column.dtype.is_numeric():
         return column.cast(float).to_numpy()
     return np.array([None if item is None else str(item) for item in column.to_list()], dtype=object)
+
+
+def repeat_rows(frames: Mapping[str, Any], weights: str | None) -> Mapping[str, Any]:
+    """Every row as often as a column says: as many observations as it stands for."""
+    if weights is None:
+        return frames
+    if not isinstance(weights, str):
+        raise InputError(
+            "weights: expected the name of a column that says how many observations a row stands for, "
+            f"got {type(weights).__name__}"
+        )
+    return {site: _repeated(f"site {site}", frame, weights) for site, frame in frames.items()}
+
+
+def _repeated(place: str, frame: Any, name: str) -> Any:
+    from pandas.api.types import is_numeric_dtype
+
+    column = described(place, frame, [name], [])[name]
+    numbers = frame[name].to_numpy(float, na_value=np.nan) if is_numeric_dtype(frame[name]) else np.array([np.nan])
+    if column.levels is not None or not np.all((numbers >= 0) & (numbers == np.floor(numbers))):
+        raise InputError(
+            f"{place}: weights {name!r} has to hold whole numbers of at least 0, as many observations as a row stands "
+            "for, and none missing: weights of surveys or of precision are not known"
+        )
+    if numbers.sum() > MOST_ROWS:
+        raise InputError(f"{place}: weights {name!r} stand for more than {MOST_ROWS:,} rows: use fewer")
+    return frame.iloc[np.repeat(np.arange(len(frame)), numbers.astype(int))]
 
 
 def described(place: str, frame: Any, names: Sequence[str], categorical: Sequence[str]) -> dict[str, Column]:

@@ -345,6 +345,13 @@ def prior_of(model: AbstractModel, hyper: Hyper) -> Family:
         return on_host(_compiled_prior(model, {name: np.asarray(v, model.dtype) for name, v in hyper.items()}))
 
 
+def prior_shapes(model: AbstractModel, hyper: Hyper) -> Family:
+    """The same without its numbers: shapes and dtypes, however large they would be."""
+    with precision(model.dtype):
+        like = {name: np.asarray(v, model.dtype) for name, v in hyper.items()}
+        return eqx.filter_eval_shape(model.prior, like)
+
+
 @eqx.filter_jit
 def _compiled_prior(model: AbstractModel, hyper: Hyper) -> Family:
     return model.prior(hyper)

@@ -95,8 +95,9 @@ class LinearPredictor(Predictor):
         setting = "intercept_scale" if worst >= self.features else "prior_scale"
         name = "the intercept" if worst >= self.features else f"weight {worst}"
         return [
-            f"{name} is {off[worst]:.0f} standard deviations of its prior from zero, which holds it back: standardise "
-            f"inputs and targets, or raise {setting} ({getattr(self, setting):g})"
+            f"{name} is {off[worst]:.0f} standard deviations of its prior from zero: either that holds it back "
+            f"(standardise inputs and targets, or raise {setting} ({getattr(self, setting):g})), or the run diverged "
+            "(lower damping)"
         ]
 
 

@@ -69,9 +69,17 @@ def read_measures(folder: str | os.PathLike, fold: int) -> Measures:
         row = read_json(path)
         if row["fold"] != fold:
             return Measures()
-        calibrated = None if row["calibration"] is None else Calibration(**row["calibration"])
-        return Measures(row["scores"], calibrated, row.get("features", ()))
+        calibrated = None if row["calibration"] is None else _calibration(row["calibration"])
+        scores = {str(name): None if value is None else float(value) for name, value in row["scores"].items()}
+        return Measures(scores, calibrated, [str(name) for name in row.get("features", ())])
     except FileNotFoundError:
         return Measures()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptStorage(f"{path}: {error!r}: it can be deleted, nothing else is lost") from None
+
+
+def _calibration(row: Row) -> Calibration:
+    columns = {name: None if row[name] is None else [float(value) for value in row[name]] for name in row}
+    if len({len(column) for column in columns.values() if column is not None}) > 1:
+        raise ValueError("columns of unequal length")
+    return Calibration(**columns)  # type: ignore[arg-type]
