@@ -18,8 +18,6 @@ from scipy.special import logsumexp
 
 from experiments.regression_sets import DataSet
 
-INTERCEPT_SCALE = 10.0
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -35,6 +33,7 @@ class Problem:
     target_centre: float
     target_unit: float
     prior_scale: float = 2.5
+    intercept_scale: float = 10.0
 
     @cached_property
     def design(self) -> np.ndarray:
@@ -43,7 +42,7 @@ class Problem:
     @property
     def scales(self) -> np.ndarray:
         """Standard deviations of coefficients under the prior."""
-        return np.append(np.full(self.X.shape[1], self.prior_scale), INTERCEPT_SCALE)
+        return np.append(np.full(self.X.shape[1], self.prior_scale), self.intercept_scale)
 
     @property
     def back(self) -> np.ndarray:

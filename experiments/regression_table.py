@@ -59,6 +59,8 @@ class Row:
     statsmodels: Face
     # The closest Gaussians for each way to fit, of bernoulli and poisson regressions.
     gaussians: dict[str, Reference]
+    # Quadrature under another prior, for those who have one.
+    own: dict[str, Reference]
 
     @property
     def best(self) -> Reference:
@@ -190,6 +192,13 @@ def integrated(problem: Problem) -> Reference | None:
     return exact(problem) if problem.group is None else exact_grouped(problem)
 
 
+def integrated_of_estimator(problem: Problem) -> dict[str, Reference]:
+    """`PartitionedRegressor` takes an intercept's scale from that of the weights."""
+    if problem.family != "gaussian" or problem.group is not None:
+        return {}
+    return {"estimator": exact(replace(problem, intercept_scale=10 * problem.prior_scale))}
+
+
 def compare(data: DataSet, folder: Path = CACHE, draws: bool = True) -> Row:
     """Fit a data set in all ways that know it; without `draws`, quadrature alone is the reference."""
     table = data.load().reset_index(drop=True)
@@ -201,7 +210,7 @@ def compare(data: DataSet, folder: Path = CACHE, draws: bool = True) -> Row:
     sites = site_of_rows(data, table)[kept]
     return Row(
         data, len(problem.y), len(problem.names), r_squared, fit_faces(data, table, problem, sites), nuts,
-        integrated(problem), theirs, closest(problem, sites),
+        integrated(problem), theirs, closest(problem, sites), integrated_of_estimator(problem),
     )  # fmt: skip
 
 
