@@ -24,10 +24,9 @@ from partita.shards import Shard
 
 # Keeps the derivative of a square root finite where a predictor does not vary at all.
 TINY = 1e-30
-# Up to how many parameters Hessians, and gradients at many points, are worth their price; how many draws are taken of
-# so few where they are no Gaussian's; and how many copies of the data are looked at together, in numbers.
+# Up to how many parameters Hessians, and gradients at many points, are worth their price; and how many copies of the
+# data are looked at together, in numbers.
 MOST_CURVED = 300
-MANY_DRAWS = 512
 NUMBERS_AT_ONCE = 200_000
 
 
@@ -305,11 +304,9 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
             return GaussNewton()
         if model.projected and gaussian:
             return GaussHermite() if model.outputs == 1 else LocalReparameterisation()
-        if model.drawn or not few:
+        if model.drawn or not (gaussian and few):
             return MonteCarlo()
-        if gaussian:
-            return ExpectedHessian() if model.smooth and vector else ExpectedSlope()
-        return MonteCarlo(MANY_DRAWS)
+        return ExpectedHessian() if model.smooth and vector else ExpectedSlope()
     problem = None
     if isinstance(wanted, ClosedForm) and not model.closed_form:
         problem = "the model has no closed form"

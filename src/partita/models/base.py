@@ -206,9 +206,9 @@ class Model(AbstractModel):
     a narrow density around the mean of a Gaussian prior, and at any other prior itself.
 
     Under a Gaussian of up to 300 numbers it is integrated by gradients at 512 fixed points (`ExpectedSlope`): they find
-    the deviations of the best Gaussian within 3 %, whether the function has two derivatives or kinks. Up to 300
-    numbers of another family take 512 draws (`MonteCarlo`), which leave some per cent of noise, and more numbers 32
-    draws, which leave ten and more: give `fit(expectation=MonteCarlo(1000))`.
+    the deviations of the best Gaussian within 3 %, whether the function has two derivatives or kinks. More numbers, and
+    other families, take 32 draws at a time (`MonteCarlo`), which leave ten per cent of noise in deviations and more:
+    give `fit(expectation=MonteCarlo(500))`.
 
     >>> import jax.numpy as jnp
     >>> from partita.families import Gaussian
