@@ -24,7 +24,7 @@ from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.result import Result, unpacked
 from partita.run import fit as fit_sites
 from partita.run import partial_fit as fit_batch
-from partita.schedules import Schedule, Synchronous
+from partita.schedules import OnePass, Schedule, Synchronous
 from partita.shards import as_numbers, check_rows
 from partita.solvers import Solver
 from partita.storage import read_arrays, write_arrays
@@ -102,10 +102,13 @@ class _Partitioned(BaseEstimator):
         return self
 
     def _fitted(self, shards: Sequence[Any], factors: Sequence[Family] | None = None) -> Result:
+        model, schedule = self._model, self.schedule
+        if schedule is None:
+            schedule = OnePass() if model.exact else Synchronous(rounds=100)
         return fit_sites(
-            self._model,
+            model,
             shards,
-            schedule=Synchronous(rounds=100) if self.schedule is None else self.schedule,
+            schedule=schedule,
             solver=self.solver,
             damping=self.damping,
             hyper=self._hyper(),
@@ -341,7 +344,7 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         hidden: sizes of hidden layers; none: a linear model.
         prior_scale: standard deviation of the weights under the prior, for standardised inputs.
         posterior: "full" covariances of a linear model's weights, or "mean-field"; networks are mean-field.
-        schedule: who works next; by default a hundred synchronous rounds.
+        schedule: who works next; by default a hundred synchronous rounds, or one pass where that is exact.
         solver: how a site refines its factor; chosen for the model, if not given.
         damping: the share of a proposed change that is taken.
         standardise: inputs, by their means and deviations; a stream keeps those of its first batch.

@@ -47,6 +47,11 @@ class AbstractModel(eqx.Module):
     given_prior: Family | None = eqx.field(default=None, kw_only=True)
 
     @property
+    def exact(self) -> bool:
+        """Whether a site's factor does not depend on the others', so that one pass is the answer."""
+        return False
+
+    @property
     def smooth(self) -> bool:
         """Whether log p has a Hessian, over a vector of parameters, that tells all of its curvature."""
         return False
