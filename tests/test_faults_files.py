@@ -32,7 +32,7 @@ from partita import storage, telemetry
 from partita.cli import app, finish
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
-from partita.federation.folders import ServerFolder
+from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.state import logger, serve_metrics
 from partita.files import read_json
 from partita.formulas.tables import read_sites
@@ -503,7 +503,7 @@ class Metrics:
     """Metrics of a folder in which nothing runs."""
 
     def __init__(self, folder):
-        self.server = serve_metrics(ServerFolder(folder, None, None, None), 0)
+        self.server = serve_metrics(ServerFolder(folder, None, None, ServerSettings()), 0)
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.server.serve_forever)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rich.console import Console
-from scipy.stats import gamma
+from scipy.stats import t
 
 import partita as pt
 from browser import BINARY, Browser
@@ -181,7 +181,7 @@ def test_intervals_of_any_family():
     noisy = pt.models.LinearRegression(features=2, noise=None)
     tree, low, middle, high = intervals(prior_of(noisy, noisy.hyper))
     assert [name_of(noisy, tree, place) for place in range(4)] == ["weight 0", "weight 1", "intercept", "precision"]
-    assert (low[3], middle[3], high[3]) == pytest.approx(tuple(gamma(1).ppf([0.025, 0.5, 0.975])), rel=0.3)
+    assert (low[3], middle[3], high[3]) == pytest.approx(tuple(t(3).ppf([0.9875, 0.75, 0.5125]) ** -2), rel=0.5)
     network = pt.models.Network([2, 3, 2])
     tree, low, _, _ = intervals(network.start)
     assert len({name_of(network, tree, place) for place in range(len(low))}) == len(low) == 17

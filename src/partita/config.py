@@ -23,6 +23,7 @@ from partita.schedules import REGISTRY as SCHEDULES
 from partita.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
+from partita.telemetry import Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Formula:
     compare: tuple[str, ...] = ()
     prior_scale: float = 2.5
     held_out: float = 0.0
+    weights: str | None = None
     level: float = 0.95
 
 
@@ -267,13 +269,17 @@ def _meant(name: Any, known: Any) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def load_data(config: Config, folder: Path) -> tuple[tuple, tuple]:
-    """The training and the test part, standardised by the training part."""
+def load_data(config: Config, folder: Path) -> tuple[tuple, tuple, Row | None]:
+    """The training and the test part, standardised by the training part; and how that was done, if it was."""
     train, test = _read(config.data, folder, config.seed)
-    if config.data.standardise:
-        test = (datasets.standardised(test[0], train[0]), test[1])
-        train = (datasets.standardised(train[0]), train[1])
-    return train, test
+    if not config.data.standardise:
+        return train, test, None
+    X = np.asarray(train[0])
+    centre, unit = datasets.column_units(X)
+    names = feature_names(config, folder) or [f"x{column}" for column in range(X.shape[-1])]
+    design = {"columns": names, "centre": centre.tolist(), "unit": unit.tolist()} if X.ndim == 2 else None
+    test = (datasets.standardised(test[0], X), test[1])
+    return (datasets.standardised(X), train[1]), test, design
 
 
 def feature_names(config: Config, folder: Path) -> list[str]:

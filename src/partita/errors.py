@@ -14,6 +14,7 @@ PartitaError
 │   ├── StaleUpdate              it answers a task that is too old
 │   └── MalformedUpdate          wrong shape, dtype, model or not finite
 ├── MalformedMessage             bytes that are no message, or not the expected one
+├── PolicyRefusal                what a site's own policy does not allow; said at the site alone
 ├── EngineError                  what carries messages does not work as it should
 │   └── Stalled                  nobody has answered for longer than was allowed
 └── StorageError                 a run directory or a saved result
@@ -104,6 +105,10 @@ class MalformedUpdate(UpdateRefused):
 
 class MalformedMessage(PartitaError):
     """Bytes that are no message, or not the expected one."""
+
+
+class PolicyRefusal(PartitaError):
+    """A server has asked what a site's policy does not allow; its words are for the site's own log."""
 
 
 class EngineError(PartitaError):

@@ -120,16 +120,18 @@ def decoded_task(payload: bytes, like: Family) -> Task:
         raise MalformedMessage(f"task: cannot be read: {clean(error)}") from error
 
 
-def encoded_question(posterior: Family, hyper: Hyper) -> bytes:
-    """What sites are asked at the end: E_q[log p(y_m | θ)] of this posterior."""
-    return pack("question", {"hyper": {n: float(v) for n, v in hyper.items()}}, _named("posterior", posterior))
+def encoded_question(posterior: Family, hyper: Hyper, factor: Family | None = None) -> bytes:
+    """What sites are asked at the end: E_q[log p(y_m | θ)] of this posterior, or what stands for it, given a factor."""
+    arrays = _named("posterior", posterior) | ({} if factor is None else _named("factor", factor))
+    return pack("question", {"hyper": {n: float(v) for n, v in hyper.items()}}, arrays)
 
 
-def decoded_question(payload: bytes, like: Family) -> tuple[Family, Hyper]:
+def decoded_question(payload: bytes, like: Family) -> tuple[Family, Hyper, Family | None]:
     """The inverse."""
-    about, arrays = unpack("question", payload, like)
+    about, arrays = unpack("question", payload, like, densities=2)
     try:
-        return _density("posterior", arrays, like), _hyper(about)
+        factor = _density("factor", arrays, like) if "factor.0" in arrays else None
+        return _density("posterior", arrays, like), _hyper(about), factor
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise MalformedMessage(f"question: cannot be read: {clean(error)}") from error
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from partita.accounting import Evidence, Tally
+from partita.columns import Columns, arrange_together
 from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker, all_loaded
 from partita.errors import InputError, NotFinite
@@ -26,15 +27,18 @@ from partita.messages import Notice
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.runtime import on_host, precision
-from partita.schedules import Board, Schedule, Synchronous
+from partita.schedules import Board, OnePass, Schedule, Synchronous
 from partita.shards import Shard
-from partita.solvers import FixedPoint, Outcome, Solver
+from partita.solvers import FixedPoint, NaturalGradient, Outcome, Solver
 from partita.storage import Journal, describe, reached
 from partita.telemetry import Callback, Event
 
 BUDGETS = ("passes", "rounds", "updates")
 # Of what sites propose: if less can be taken, the run goes nowhere.
 STALLED = 1e-3
+# How a site solves its local problem to the end, where messages are destinations, and where they are directions.
+SOLVES = FixedPoint(steps=200, tolerance=1e-8)
+DESCENDS = NaturalGradient(steps=1000, learning_rate=0.01)
 
 
 def fit(
@@ -112,7 +116,7 @@ def fit(
         run.engine.open(run.job(), run.shards)
         opened.callback(run.engine.close)
         journal = None if run_dir is None else opened.enter_context(run.journal(run_dir, resume))
-        return run.finish(callbacks, journal)
+        return replace(run.finish(callbacks, journal), columns=Columns(arrange_together(shards)[0]))
 
 
 def events(
@@ -177,10 +181,10 @@ def prepared(
     check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
     check_kinds(hyper=(hyper, LearnHyper), limits=(limits, Limits))
     check_sites(model, shards)
-    model, shards = model.opened(shards)
+    model, shards = model.opened(arrange_together(shards)[1])
     prior = prior_of(model, model.hyper)
     fitting = choose(model, prior, expectation)
-    chosen, policy = choose_rest(fitting, solver, damping)
+    chosen, policy = choose_rest(fitting, solver, damping, once=schedule is not None and schedule.once)
     if schedule is not None and schedule.holds > 1 and not chosen.anchored:
         raise InputError(f"schedule: hold is for double loops: {type(chosen).__name__} has none, use MomentMatching")
     if factors is not None and shared:
@@ -222,7 +226,16 @@ def partial_fit(
 
     Hyperparameters stay what they are, unless `hyper` says to learn them: from this batch, beginning at those of the
     last one, which keeps its factor. What earlier batches knew of them is `LearnHyper(prior=…)`.
+
+    Columns of frames are put in the order of the first batch's, by their names. A batch whose values are a hundred
+    times larger or smaller than all before it is said aloud. With schedule, solver and damping left open, the batch's
+    problem is solved at once, unless messages are noisy, or only directions, or hyperparameters are learnt.
     """
+    model = state.model if isinstance(state, Result) else state
+    if isinstance(state, Result) and state.hyper != model.hyper:
+        model = model.with_hyper(state.hyper)
+    if schedule is None and hyper is None and damping == "auto" and is_solved_at_once(model, solver, expectation):
+        schedule = OnePass()
     settings: dict[str, Any] = {
         "solver": solver,
         "schedule": schedule,
@@ -233,11 +246,10 @@ def partial_fit(
         "seed": seed,
         "callbacks": callbacks,
     }
+    columns = state.columns if isinstance(state, Result) else Columns()
+    shard = columns.arrange(shard)
     if not isinstance(state, Result):
-        return fit(state, [shard], **settings)
-    model = state.model
-    if state.hyper != model.hyper:
-        model = model.with_hyper(state.hyper)
+        return replace(fit(state, [shard], **settings), columns=columns.after(shard))
     step = fit(model.with_prior(state.posterior), [shard], **settings)
     return replace(
         state,
@@ -248,7 +260,16 @@ def partial_fit(
         hyper=step.hyper,
         history=[*state.history, *step.history],
         seed=step.seed,
+        columns=columns.after(shard),
     )
+
+
+def is_solved_at_once(model: AbstractModel, solver: Solver | None, expectation: Expectation | None) -> bool:
+    """Whether one site's problem needs no rounds: its messages are destinations, and not noisy."""
+    if solver is not None or not isinstance(model, AbstractModel):
+        return False
+    chosen = choose(model, prior_of(model, model.hyper), expectation)
+    return not (chosen.is_direction or chosen.stochastic)
 
 
 def evidence(
@@ -274,12 +295,17 @@ def evidence(
     return math.fsum(said.values()) - _divergence(posterior, prior)
 
 
-def choose_rest(expectation: Expectation, solver: Solver | None, damping: Any) -> tuple[Solver, Damping]:
+def choose_rest(
+    expectation: Expectation, solver: Solver | None, damping: Any, once: bool = False
+) -> tuple[Solver, Damping]:
     """The solver and the damping that were asked for; where that is left open, those that fit the expectation.
 
-    Messages that are directions, not destinations, come one per round, and are for an optimiser at the server.
+    Messages that are directions, not destinations, come one per round, and are for an optimiser at the server. Where
+    sites are asked only `once`, they solve their problems.
     """
-    if solver is None:
+    if solver is None and once:
+        solver = DESCENDS if expectation.is_direction else SOLVES
+    elif solver is None:
         solver = FixedPoint(step_size=1.0) if expectation.is_direction else FixedPoint()
     one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
     return solver, Optimiser() if damping == "auto" and one_message else as_damping(damping)
@@ -392,11 +418,14 @@ class Run:
             history.append(row)
             if journal is not None:
                 journal.add_row(event.fold, row)
-        said = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
+        own = (self.ledger.factors(),) if self.solver.values_factor else ()
+        said = self.engine.evaluate(self.ledger.posterior, self.current_hyper, *own)
         said |= dict.fromkeys(self.ledger.retired, 0.0)
         check_log_probs(said)
         if history and history[-1]["problem"] is not None:
             warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
+        for doubt in self.model.doubts(self.ledger.posterior):
+            warnings.warn(doubt, RuntimeWarning, stacklevel=3)
         values = [said.get(site, math.nan) for site in range(self.ledger.sites)]
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(

@@ -7,8 +7,9 @@ to ask. An empty list means: wait for somebody to come back.
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -112,6 +113,11 @@ class Schedule:
         """For how many folds sites are told of the same earlier posterior; one: they are not told."""
         return 1
 
+    @property
+    def once(self) -> bool:
+        """Whether nobody is asked twice, so that a site's one answer has to be the solution of its local problem."""
+        return False
+
     @abstractmethod
     def plan(self, board: Board) -> Iterator[list[int]]:
         """The sites to ask next, again and again."""
@@ -148,7 +154,14 @@ class Sequential(Schedule):
 
 @dataclass(frozen=True)
 class OnePass(Schedule):
-    """Each site once, in order: streaming variational Bayes, and variational continual learning."""
+    """Each site once, in order: streaming variational Bayes, and variational continual learning.
+
+    A site solves its local problem, where `fit` is left to choose the solver; one that is given does what it says.
+    """
+
+    @property
+    def once(self) -> bool:
+        return True
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         yield from board.turns(range(board.sites))
@@ -304,3 +317,17 @@ REGISTRY: dict[str, type[Schedule]] = {
     "synchronous": Synchronous,
     "asynchronous": Asynchronous,
 }
+
+
+def to_settings(schedule: Any) -> dict[str, Any] | None:
+    """A schedule of this module as plain values, to store; None of anything else."""
+    names = [name for name, kind in REGISTRY.items() if type(schedule) is kind]
+    return {"schedule": names[0], **asdict(schedule)} if names else None
+
+
+def from_settings(settings: dict[str, Any] | None) -> Schedule | None:
+    """The inverse of `to_settings`."""
+    if settings is None:
+        return None
+    values = dict(settings)
+    return REGISTRY[values.pop("schedule")](**values)

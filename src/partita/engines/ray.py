@@ -66,9 +66,13 @@ class Holder:
         updates = self._worker.refine([decoded_task(task, self._like) for task in tasks])
         return [(update.site, encoded_update(update, self._compression)) for update in updates]
 
-    def evaluate(self, question: bytes) -> dict[int, float]:
+    def evaluate(self, questions: Mapping[int | None, bytes]) -> dict[int, float]:
+        """One question for all sites here, as None's; or one for each, with its factor."""
         assert self._worker is not None
-        return self._worker.evaluate(*decoded_question(question, self._like))
+        asked = {site: decoded_question(question, self._like) for site, question in questions.items()}
+        posterior, hyper, _ = next(iter(asked.values()))
+        factors = {site: factor for site, (_, _, factor) in asked.items() if site is not None and factor is not None}
+        return self._worker.evaluate(posterior, hyper, factors or None)
 
 
 @dataclass
@@ -255,17 +259,24 @@ class Ray:
         for call in calls:
             self._ask(group, call.tasks)
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
         values: dict[int, float] = {}
         alive = [group for group, left in enumerate(self._left) if left >= 0]
-        question = self._ray.put(encoded_question(posterior, hyper))
-        calls = [self._handles[group].evaluate.remote(question) for group in alive]
+        if factors is None:
+            questions = dict.fromkeys(alive, self._ray.put({None: encoded_question(posterior, hyper)}))
+        else:
+            questions = {group: self._questions(group, posterior, hyper, factors) for group in alive}
+        calls = [self._handles[group].evaluate.remote(asked) for group, asked in questions.items()]
         for call in calls:
             try:
                 values |= self._ray.get(call, timeout=self.timeout)
             except self._ray.exceptions.RayError:
                 continue
         return values
+
+    def _questions(self, group: int, posterior: Family, hyper: Hyper, factors: Sequence[Family]) -> dict[int, bytes]:
+        sites = [site for site, own in self._group.items() if own == group]
+        return {site: encoded_question(posterior, hyper, factors[site]) for site in sites}
 
     def close(self) -> None:
         for handle in getattr(self, "_handles", []):

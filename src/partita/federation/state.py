@@ -11,6 +11,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
+from partita.engines.flower import Peer
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import ServerFolder, holder
 from partita.files import make_folder, open_private, read_json, replace_file
@@ -30,12 +31,29 @@ def write_state(folder: ServerFolder, row: Row) -> None:
     replace_file(folder.run / "state.json", to_json({"time": time.time(), **row}).encode())
 
 
+def about(peer: Peer) -> Row:
+    """What is known of a site, to be shown."""
+    return {
+        "site": peer.name,
+        "ready": peer.ready,
+        "connected": peer.node is not None,
+        "problem": peer.problem,
+        "last_seen": peer.last_seen,
+        "rows": peer.rows,
+        "tasks": peer.tasks,
+        "updates": peer.updates,
+        "bytes_down": peer.bytes_down,
+        "bytes_up": peer.bytes_up,
+    }
+
+
 def read_state(folder: ServerFolder) -> Row:
     """What the server said last; and whether it is there."""
     serving = holder(folder.run / "serve.lock")
     path = folder.run / "state.json"
     if not path.exists():
-        return {"state": "waiting for sites" if serving else "not started", "serving": serving is not None, "sites": []}
+        state = "waiting for sites" if serving else "not started"
+        return {"state": state, "serving": serving is not None, "sites": [about(Peer(name)) for name in folder.sites]}
     try:
         row = read_json(path)
         if not isinstance(row.get("state"), str) or not isinstance(row.get("sites"), list):
