@@ -503,7 +503,7 @@ class Metrics:
     """Metrics of a folder in which nothing runs."""
 
     def __init__(self, folder):
-        self.server = serve_metrics(ServerFolder(folder, None, None, ServerSettings()), 0)
+        self.server = serve_metrics(ServerFolder(folder, None, None, ServerSettings(sites=("north",))), 0)
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.server.serve_forever)
