@@ -1,10 +1,16 @@
-# Everything runs in .venv, which the targets make for themselves from constraints.txt.
+# Everything runs in .venv, which the targets make for themselves from requirements/.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-warn-script-location -c constraints.txt
+PIP := -m pip --disable-pip-version-check install --quiet --no-warn-script-location
+# Nothing is installed whose hash is not known; Partita itself is built with what is there then.
+INSTALL = $(BIN)/python $(PIP) --require-hashes -r requirements/$(1).txt && \
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
+COMPILE := .venv-release/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url \
+	--python-version 3.11 --constraints constraints.txt
+VERSION := $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/partita/_version.py)
 WORKERS ?= 2
 
-.PHONY: demo test engines check docs docs-serve format bench soak picture lock clean
+.PHONY: demo test engines check docs docs-serve format bench soak picture lock hashes bom clean
 
 demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
@@ -40,13 +46,13 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.server
 	$(BIN)/python -m benchmarks.scaling
 
-engines: .venv/dev.stamp
-	$(PIP) -e '.[ray,flower]'
+engines: .venv/engines.stamp
 	$(BIN)/python -m pytest -m engines
 
 soak: .venv/dev.stamp
 	$(BIN)/python -m experiments.kill_and_resume
 	$(BIN)/python -m experiments.failpoints
+	$(BIN)/python -m experiments.torn_payloads
 	$(BIN)/python -m experiments.soak
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 	FAULTS_STEPS=10000 $(BIN)/python -m pytest tests/test_faults.py -k test_01
@@ -57,24 +63,49 @@ picture: .venv/dev.stamp
 	$(BIN)/python -m experiments.streaming_picture
 	$(BIN)/python -m experiments.methods_picture
 
-# The newest versions that the ranges allow, in an environment of its own.
-lock:
+# The newest versions that the ranges allow, in an environment of its own; then the hashes of all their files.
+lock: .venv-release/stamp
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet '.[dev,ray,flower]'
 	.venv-lock/bin/python -m pip freeze --all --exclude partita --exclude pip > constraints.txt
 	rm -rf .venv-lock build
+	$(MAKE) hashes
 
-.venv/run.stamp: pyproject.toml constraints.txt
+hashes: .venv-release/stamp
+	echo 'setuptools>=77' | $(COMPILE) pyproject.toml - --output-file requirements/run.txt
+	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra dev --extra ray --extra flower --output-file requirements/engines.txt
+	$(COMPILE) requirements/release.in --output-file requirements/release.txt
+
+# What a release is made of, with the hashes of all files: alone, and with engines and tools.
+bom: .venv-release/stamp
+	mkdir -p dist
+	for set in run engines; do .venv-release/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+		--mc-type library --output-reproducible --output-format JSON -o dist/partita-$(VERSION)-$$set.cdx.json \
+		requirements/$$set.txt || exit 1; done
+
+.venv/run.stamp: pyproject.toml requirements/run.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Partita needs Python 3.11 or later; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing Partita into .venv"
-	$(PIP) -e .
+	$(call INSTALL,run)
 	touch $@
 
-.venv/dev.stamp: .venv/run.stamp
+.venv/dev.stamp: .venv/run.stamp requirements/dev.txt
 	@echo "installing the development tools into .venv"
-	$(PIP) -e '.[dev]'
+	$(call INSTALL,dev)
+	touch $@
+
+.venv/engines.stamp: .venv/dev.stamp requirements/engines.txt
+	@echo "installing Ray and Flower into .venv"
+	$(call INSTALL,engines)
+	touch $@
+
+# Tools for releases, which are no part of them.
+.venv-release/stamp: requirements/release.txt
+	rm -rf .venv-release && $(PYTHON) -m venv .venv-release
+	.venv-release/bin/python $(PIP) --require-hashes -r requirements/release.txt
 	touch $@
 
 clean:
-	rm -rf .venv build dist site report.html
+	rm -rf .venv .venv-release build dist site report.html

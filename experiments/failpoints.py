@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -52,14 +53,14 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int) -> str:
     ).fingerprint
 
 
-def lived(*arguments: object) -> str | None:
-    """The fingerprint that a child ends with; None, if it was killed."""
+def lived(life: Callable[..., str], *arguments: object) -> str | None:
+    """The fingerprint that a child's life ends with; None, if it was killed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         try:
-            os.write(writing, serve(*arguments).encode())
+            os.write(writing, life(*arguments).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -78,12 +79,12 @@ def main(kills: int = 200) -> None:
     done = runs = 0
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        expected = lived(place / "whole", place / "cache", None, 0)
+        expected = lived(serve, place / "whole", place / "cache", None, 0)
         while done < kills:
             folder, found = place / f"run-{runs}", None
             while found is None:
                 point, hits = chance.choice(PLACES), chance.randint(1, UPDATES // 3)
-                found = lived(folder, place / "cache", point if done < kills else None, hits)
+                found = lived(serve, folder, place / "cache", point if done < kills else None, hits)
                 done += found is None
                 check(folder)
             assert found == expected, f"run {runs} ended elsewhere"

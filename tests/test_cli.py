@@ -7,8 +7,10 @@ import subprocess
 import sys
 import urllib.request
 
+import numpy as np
 import pytest
 
+import partita as pt
 from partita.cli import main
 from partita.config import read_config
 
@@ -60,8 +62,6 @@ def complaint_of(tmp_path, monkeypatch, capsys):
 
 
 def test_version(tmp_path):
-    import partita as pt
-
     assert partita("--version", cwd=tmp_path).stdout.strip() == f"partita {pt.__version__}"
 
 
@@ -74,6 +74,12 @@ def test_run_resume_report(config, tmp_path):
     page = (tmp_path / "runs" / "wine" / "report.html").read_text()
     assert "<h1>Run wine</h1>" in page
     assert "http://" not in page.split("</script>")[-1]
+
+    # The run saw standardised inputs; whoever reads its result has those of the data.
+    result = pt.load(tmp_path / "runs" / "wine" / "result.safetensors")
+    _, (X, y) = pt.datasets.train_test(pt.datasets.load("wine"), 0.2, seed=1)
+    assert np.mean(result.predict(X) != y) == pytest.approx(lines[-1]["error"])
+    assert np.mean(result.predict(X) != y) < 0.2
 
     again = partita("run", "wine.toml", cwd=tmp_path)
     assert again.returncode == 2

@@ -12,6 +12,8 @@ import partita as pt
 from partita.errors import InputError
 from partita.expectations import (
     ClosedForm,
+    ExpectedHessian,
+    ExpectedSlope,
     GaussHermite,
     GaussNewton,
     LocalReparameterisation,
@@ -175,6 +177,13 @@ def test_quadrature_and_points_have_the_moments_of_a_standard_normal():
 
 
 gaussian_model = pt.Model(density(True), lambda theta, y: -0.5 * (y - theta[0]) ** 2)
+gamma_model = pt.Model(pt.families.Gamma.from_shape_rate(np.array(2.0), np.array(1.0)), lambda rate, y: -rate * y)
+
+
+tree_model = pt.Model(
+    pt.families.MeanField.from_moments({"slope": LOCATION, "level": np.zeros((1, 1))}, 1.0),
+    lambda params, data: -jnp.abs(data[1] - data[0] @ params["slope"] - params["level"][0, 0]),
+)
 
 
 @pytest.mark.parametrize(
@@ -187,13 +196,68 @@ gaussian_model = pt.Model(density(True), lambda theta, y: -0.5 * (y - theta[0]) 
         (ONE_PREDICTOR["linear"][0], ClosedForm),
         (pt.models.LinearRegression(features=2), ClosedForm),
         (pt.models.SoftmaxRegression(features=2, classes=3), LocalReparameterisation),
-        (pt.models.SoftmaxRegression(features=2, classes=3, posterior="full"), MonteCarlo),
-        (gaussian_model, MonteCarlo),
+        (pt.models.SoftmaxRegression(features=2, classes=3, posterior="full"), ExpectedSlope),
+        (pt.models.SoftmaxRegression(features=200, classes=3, posterior="full"), MonteCarlo),
+        (gaussian_model, ExpectedSlope),
+        (gamma_model, MonteCarlo),
+        (tree_model, ExpectedSlope),
+        (pt.models.Network(lambda params, X: X @ params, params=np.zeros((2, 3), np.float32)), MonteCarlo),
         (pt.models.Network([2, 3, 2]), GaussNewton),
     ],
 )
 def test_the_best_possible_expectation_is_chosen(model, expected):
     assert type(choose(model, prior_of(model, model.hyper))) is expected
+
+
+def messages(expectation, model, q, shard):
+    with precision(np.float64):
+        value, factor = jax.jit(lambda q: expectation.message(model, q, shard, {}, KEY))(q)
+    return float(value), jax.tree.map(np.asarray, factor)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "mean-field"])
+def test_slopes_see_the_curvature_of_a_kink(full):
+    """E_q[-|y - f|] has slope E[sign(y - f)] and curvature -2 N(y; m, v) in f = xᵀθ; a Hessian is blind to it."""
+    model = pt.Model(density(full), lambda theta, data: -jnp.abs(data[1] - data[0] @ theta))
+    y = np.array([0.2, -1.0, 0.5, 2.0])[[0, 1, 3]]
+    A = X[[0, 1, 3]]
+    V = COVARIANCE if full else np.diag(np.diag(COVARIANCE))
+    m, s = A @ LOCATION, np.sqrt(np.sum((A @ V) * A, axis=1))
+    slope = A.T @ (1 - 2 * stats.norm.cdf((m - y) / s))
+    curvature = -2 * (A.T * stats.norm.pdf(y, m, s)) @ A
+    shard = model.shard(0, (A, y))
+    value, factor = messages(ExpectedSlope(4096), model, density(full), shard)
+    spread = s * np.sqrt(2 / np.pi) * np.exp(-((y - m) ** 2) / (2 * s**2)) + (y - m) * (
+        1 - 2 * stats.norm.cdf((m - y) / s)
+    )
+    assert_allclose(value, -spread.sum(), rtol=1e-3)
+    H = -factor.precision if full else -np.diag(factor.precision)
+    expected = curvature if full else np.diag(np.diag(curvature))
+    assert_allclose(H, expected, rtol=0.02, atol=0.02)
+    assert_allclose(
+        factor.precision_times_location - factor.precision @ LOCATION
+        if full
+        else factor.precision_times_location - factor.precision * LOCATION,
+        slope,
+        atol=5e-3,
+    )
+    assert_allclose(messages(ExpectedHessian(), model, density(full), shard)[1].precision, 0, atol=1e-12)
+
+
+def test_slopes_of_a_quadratic_are_exact_and_zero_where_nothing_is_seen():
+    model = pt.Model(
+        pt.families.Gaussian.from_moments(np.zeros(3), np.eye(3)),
+        lambda theta, data: -0.5 * (data[1] - data[0] @ theta[:2]) ** 2,
+    )
+    root = np.random.default_rng(0).normal(size=(3, 3))
+    q = pt.families.Gaussian.from_moments(np.array([3e3, -2e3, 1e3]), root @ root.T + np.eye(3))
+    y = np.array([0.2, -1.0, 0.5, 2.0])
+    factor = messages(ExpectedSlope(64), model, q, model.shard(0, (X, y)))[1]
+    assert_allclose(factor.precision[:2, :2], X.T @ X, rtol=1e-8, atol=1e-8)
+    assert_allclose(factor.precision_times_location[:2], X.T @ y, rtol=1e-5, atol=1e-5)
+    assert np.all(factor.precision[2] == 0)
+    assert np.all(factor.precision[:, 2] == 0)
+    assert factor.precision_times_location[2] == 0
 
 
 @pytest.mark.parametrize(
@@ -210,6 +274,7 @@ def test_the_best_possible_expectation_is_chosen(model, expected):
         (pt.models.SoftmaxRegression(features=2, classes=3, posterior="full"), LocalReparameterisation()),
         (gaussian_model, GaussHermite()),
         (gaussian_model, ClosedForm()),
+        (gamma_model, ExpectedSlope()),
     ],
 )
 def test_an_expectation_that_does_not_fit_is_refused(model, wanted):
@@ -225,7 +290,7 @@ def test_a_wanted_expectation_that_fits_is_taken():
 
 @pytest.mark.parametrize(
     ("build", "number"),
-    [(GaussHermite, 0), (MonteCarlo, 0), (LocalReparameterisation, -2), (MonteCarlo, 1.5)],
+    [(GaussHermite, 0), (MonteCarlo, 0), (LocalReparameterisation, -2), (MonteCarlo, 1.5), (ExpectedSlope, 0)],
 )
 def test_settings_out_of_range_are_refused(build, number):
     with pytest.raises(InputError):

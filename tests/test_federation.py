@@ -1,25 +1,28 @@
 """What a federation's server and sites do, without the network between them."""
 
 import os
-import socket
 import subprocess
 import sys
+from dataclasses import replace
 
+import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import partita as pt
 from partita._version import __version__
 from partita.config import Reader
 from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
+from partita.federation.commands import Watch
 from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
 from partita.federation.recipe import Recipe
-from partita.federation.resident import Resident, ask
-from partita.federation.site import Site
+from partita.federation.site import Site, read_table
 from partita.federation.state import Requests, prometheus, read_state, request, write_state
 from partita.ledger import Ledger
 from partita.messages import decoded_update, encoded_question, encoded_task
 from partita.models import prior_of
+from partita.report.posterior import in_units, intervals
 from partita.run import prepared
 from partita.schedules import Board
 
@@ -63,7 +66,7 @@ def change(path, old, new):
 def test_a_site_answers_as_it_would_in_process(server, folder):
     recipe = read_server(server).recipe
     greeting = {**recipe.greeting, "site": 1}
-    site, model = Site(folder), recipe.model
+    site, model = Site(folder, accepts=True), recipe.model
     assert site.answer("about", {**greeting, "payload": b""}) == {"payload": np.float64(30).tobytes()}
     prior = prior_of(model, model.hyper)
     (task,) = Ledger(prior, 2).dispatch([1], model.hyper)
@@ -83,7 +86,7 @@ def test_what_is_wrong_at_a_site_is_said(server, folder):
     greeting = {**read_server(server).recipe.greeting, "site": 1, "payload": b""}
 
     def told(kind="about", **changes):
-        site = Site(folder)
+        site = Site(folder, accepts=True)
         public = site.answer(kind, {**greeting, **changes})["error"]
         # What concerns the data is told here, not there.
         assert public == site.problem or "its own log says why" in public
@@ -92,10 +95,11 @@ def test_what_is_wrong_at_a_site_is_said(server, folder):
     assert told(version="0.0.1") == (
         f"EngineError: the server has Partita 0.0.1, this site has {__version__}: install the same version on both"
     )
+    assert "\x1b" not in told(version="0.0.1\x1b[2J")
     assert "builds another model" in told(digest="0" * 64)
-    assert told(recipe="{").startswith("MalformedMessage: recipe: cannot be read")
+    assert told(recipe="{") == "MalformedMessage: recipe: cannot be read"
     assert told("refine", payload=b"garbage").startswith("MalformedMessage: task: cannot be read")
-    assert "MalformedMessage" in Site(folder).answer("about", {"payload": b""})["error"]
+    assert "MalformedMessage" in Site(folder, accepts=True).answer("about", {"payload": b""})["error"]
     prior = prior_of(pt.models.LogisticRegression(features=2), {"prior_scale": 1.0})
     (task,) = Ledger(prior, 2).dispatch([0], {})
     assert "it is for site 0, and this is site 1" in told("refine", payload=encoded_task(task))
@@ -108,22 +112,64 @@ def test_what_is_wrong_at_a_site_is_said(server, folder):
 
 
 def test_a_site_notices_that_its_data_have_changed(server, folder):
-    greeting, site = {**read_server(server).recipe.greeting, "site": 1, "payload": b""}, Site(folder)
+    greeting, site = {**read_server(server).recipe.greeting, "site": 1, "payload": b""}, Site(folder, accepts=True)
     assert "payload" in site.answer("about", greeting)
     with (folder / "data.csv").open("a") as stream:
         stream.write("0.5,another,1.0,0.25\n")
     assert site.answer("about", greeting) == {"payload": np.float64(31).tobytes()}
     with (folder / "data.csv").open("a") as stream:
         stream.write("0.5,another,nan,0.25\n")
-    assert site.answer("about", greeting)["error"] == "its table or its settings cannot be used; its own log says why"
+    assert site.answer("about", greeting)["error"] == "cannot answer; its own log says why"
     assert site.problem.startswith("ShardError: site 1: y: is not finite at [31]")
 
 
-def test_columns_are_scaled_the_same_everywhere(server, folder):
+def scaled(server):
     change(server / "federation.toml", "# centre = [0.0, 0.0]", "centre = [1.0, 2.0]")
     change(server / "federation.toml", "# scale = [1.0, 1.0]", "scale = [2.0, 4.0]")
-    columns = Recipe.parsed(read_server(server).recipe.text).columns
-    np.testing.assert_allclose(columns.scaled(X), (X - [1.0, 2.0]) / [2.0, 4.0])
+    return read_server(server).recipe
+
+
+def test_columns_are_scaled_the_same_everywhere(server, folder):
+    columns = Recipe.parsed(scaled(server).text).columns
+    inputs, _ = read_table(read_site(folder), columns)
+    np.testing.assert_allclose(inputs, (X - [1.0, 2.0]) / [2.0, 4.0])
+
+
+def test_a_saved_result_takes_rows_as_they_are_in_tables(server, tmp_path):
+    recipe = scaled(server)
+    inputs = (X - [1.0, 2.0]) / [2.0, 4.0]
+    fitted = pt.fit(recipe.model, [(inputs, Y)])
+    replace(fitted, design=recipe.columns.design).save(tmp_path / "result")
+    loaded = pt.load(tmp_path / "result")
+    right = fitted.predict_proba(inputs)
+    assert np.max(np.abs(fitted.predict_proba(X) - right)) > 0.1
+    np.testing.assert_array_equal(loaded.predict_proba(X), right)
+    np.testing.assert_array_equal(loaded.predict(X), fitted.predict(inputs))
+    # Columns of a table are found by their names.
+    table = pd.DataFrame({"bmi": X[:, 1], "name": "someone", "age": X[:, 0]})
+    np.testing.assert_array_equal(loaded.predict_proba(table), right)
+    with pytest.raises(InputError, match="X: has no column 'bmi'; expected age, bmi"):
+        loaded.predict(table.drop(columns="bmi"))
+    with pytest.raises(InputError, match=r"expected the columns age, bmi, got an array of shape \(30, 1\)"):
+        loaded.predict(X[:, :1])
+    given, made = loaded.to_arviz([(X, Y)], draws=100), fitted.to_arviz([(inputs, Y)], draws=100)
+    np.testing.assert_allclose(given.log_likelihood["y"], made.log_likelihood["y"])
+
+
+@pytest.mark.parametrize("posterior", ["full", "mean-field"])
+def test_a_report_shows_coefficients_in_units_of_the_data(server, posterior):
+    """Against draws: what acts on columns as they are is w/s, and b - w c/s."""
+    change(server / "federation.toml", "[schedule]", f'posterior = "{posterior}"\n[schedule]')
+    recipe = scaled(server)
+    centre, unit = np.array([1.0, 2.0]), np.array([2.0, 4.0])
+    fitted = pt.fit(recipe.model, [((X - centre) / unit, Y)])
+    found = intervals(fitted.posterior, in_units(replace(fitted, design=recipe.columns.design)))
+    draws = np.asarray(fitted.posterior.sample(jax.random.key(1), (200_000,)))
+    raw = np.column_stack([draws[:, :2] / unit, draws[:, 2] - draws[:, :2] @ (centre / unit)])
+    spread = raw.std(axis=0)
+    for ours, theirs in zip(found[1:], np.quantile(raw, [0.025, 0.5, 0.975], axis=0), strict=True):
+        assert np.max(np.abs(ours - theirs) / spread) < 0.02
+    assert in_units(fitted) is None
 
 
 @pytest.mark.parametrize(
@@ -152,7 +198,7 @@ def test_columns_are_scaled_the_same_everywhere(server, folder):
             'name = "logistic-regression"\nprior_scale = -1.0',
             r"prior_scale: expected a pos",
         ),
-        ("# change = 100.0", "change = -1", r"\[limits\] limits: change: expected a positive number"),
+        ("change = 100.0", "change = -1", r"\[limits\] limits: change: expected a positive number"),
     ],
 )
 def test_settings_that_cannot_be_used(server, old, new, complaint):
@@ -219,9 +265,17 @@ def test_one_process_at_a_time(tmp_path):
         pass
 
 
+def test_a_server_says_whom_it_waits_for(server, monkeypatch, capsys):
+    monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
+    with Watch(quiet=False, json=False) as watch:
+        watch(read_state(read_server(server)))
+    assert "not started: 0 of 2 sites ready, not a, b" in capsys.readouterr().err
+
+
 def test_metrics_and_state(server):
     folder = read_server(server)
-    assert read_state(folder)["state"] == "not started"
+    state = read_state(folder)
+    assert (state["state"], [row["site"] for row in state["sites"]]) == ("not started", ["a", "b"])
     row = {"site": "a", "ready": True, "updates": 3, "staleness": 2, "last_seen": None}
     write_state(folder, {"state": "running", "version": 7, "accepted": 0.5, "sites": [row]})
     state = read_state(folder)
@@ -234,15 +288,3 @@ def test_metrics_and_state(server):
     (folder.run / "state.json").write_text("{")
     with pytest.raises(CorruptStorage, match="it can be deleted"):
         read_state(folder)
-
-
-def test_a_message_to_the_site_in_memory_may_break_off(tmp_path):
-    place = tmp_path / "socket"
-    resident = Resident(lambda kind, record: {"payload": kind.encode() + record["payload"]}, place)
-    for broken in (b"", b"\x01\x00\x00\x00x", b"\xff\xff\xff\xff", b"\x02\x00\x00\x00{}"):
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(place))
-            connection.sendall(broken)
-    assert ask(place, "about", {"site": 1, "payload": b"x" * 100_000}) == {"payload": b"about" + b"x" * 100_000}
-    resident.close()
-    assert "does not answer" in ask(tmp_path / "nowhere", "about", {"payload": b""})["error"]

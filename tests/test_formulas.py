@@ -257,6 +257,13 @@ def test_an_intercept_alone(target, family):
     assert 0.97 < row["sd"] / fitted.bse.iloc[0] < 1.03
 
 
+def test_no_coefficient_at_all():
+    found = pt.regress("score ~ 0", SITES, quiet=True)
+    assert found.coefficients() == []
+    assert "log evidence" in str(found)
+    np.testing.assert_array_equal(found.predict(TABLE), np.zeros(len(TABLE)))
+
+
 def test_groups_with_long_numbers_stay_apart(tmp_path):
     """As a file has them: numbers of seven digits, and more of them than a column may have levels."""
     patients = 1_234_000 + np.arange(1500)
@@ -420,3 +427,38 @@ def test_mistakes_in_the_file_are_told(folder, tmp_path, change, words):
     path.write_text((folder / "ill.toml").read_text() + change)
     outcome = CliRunner().invoke(app, ["run", str(path)])
     assert words in str(outcome.exception)
+
+
+@pytest.mark.parametrize(("target", "family"), [("score", "gaussian"), ("visits", "poisson")])
+def test_weights_say_how_many_observations_a_row_stands_for(target, family):
+    """Beside statsmodels' frequency weights, and exactly as if rows were there as often."""
+    table = TABLE.assign(n=np.arange(len(TABLE)) % 4)
+    sites = {f"{m}": part for m, part in table.groupby("site")}
+    found = pt.regress(f"{target} ~ {RIGHT}", sites, family=family, weights="n", quiet=True)
+    known = {"gaussian": sm.families.Gaussian(), "poisson": sm.families.Poisson()}
+    compared(found, smf.glm(f"{target} ~ {RIGHT}", table, family=known[family], freq_weights=table.n).fit())
+    repeated = {name: part.loc[part.index.repeat(part.n)] for name, part in sites.items()}
+    other = pt.regress(f"{target} ~ {RIGHT}", repeated, family=family, quiet=True)
+    assert_allclose(other.log_evidence, found.log_evidence, rtol=1e-12)
+    assert other.contributions() == found.contributions()
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (np.ones(400), "weights: expected the name of a column .* got ndarray"),
+        ("age", r"site hospital 0: weights 'age' has to hold whole numbers .* surveys"),
+        ("arm", "weights 'arm' has to hold whole numbers"),
+        ("n", "has no column 'n'"),
+        ("many", "more than 20,000,000 rows"),
+        ("gaps", "none missing"),
+        ("endless", "whole numbers|more than"),
+    ],
+)
+def test_other_weights_are_refused(weights, words):
+    sites = {
+        name: part.assign(many=1e8, gaps=[np.nan] + [1] * (len(part) - 1), endless=np.inf)
+        for name, part in SITES.items()
+    }
+    with pytest.raises(InputError, match=words):
+        pt.regress("score ~ age", sites, weights=weights)

@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.model_selection import cross_val_score
@@ -15,6 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import partita as pt
 from partita.errors import ImproperDensity, InputError
+from quadrature import linear_regression
 
 CANCER = load_breast_cancer(return_X_y=True)
 CANCER = (CANCER[0][:, :6], CANCER[1])
@@ -61,26 +61,22 @@ def test_forgetting_a_site_is_not_having_had_it():
 
 
 def test_linear_regression_is_exact():
-    """Normal-gamma by hand, in the units of the data."""
+    """Against brute force, in the units of the data."""
     X, y = 10 * DIABETES[0][:200, :4], (DIABETES[1][:200] - 150) / 80
     model = pt.PartitionedRegressor(standardise=False).fit(X, y, groups=np.arange(200) % 4)
-    A = np.column_stack([X, np.ones(200)])
-    prior = np.diag([1.0, 1.0, 1.0, 1.0, 0.01])
-    precision = prior + A.T @ A
-    location = np.linalg.solve(precision, A.T @ y)
-    shape, rate = 1 + 100, 1 + 0.5 * (y @ y - location @ precision @ location)
-    np.testing.assert_allclose(model.coef_, location[:-1], rtol=1e-8)
-    assert model.intercept_ == pytest.approx(location[-1], rel=1e-8)
-    scale = np.sqrt(rate / shape * np.diag(np.linalg.inv(precision)))
-    low, high = stats.t.interval(0.9, 2 * shape, location, scale)
-    np.testing.assert_allclose(model.intervals(0.9), np.column_stack([low, high])[:-1], rtol=1e-8)
-    marginal = stats.multivariate_t.logpdf(y, None, rate_of(A, prior), 2)
-    assert model.log_evidence_ == pytest.approx(marginal, abs=1e-6)
+    exact = linear_regression(np.column_stack([X, np.ones(200)]), y, [1.0, 1.0, 1.0, 1.0, 10.0])
+    np.testing.assert_allclose(model.coef_, exact.location[:-1], rtol=1e-8)
+    assert model.intercept_ == pytest.approx(exact.location[-1], rel=1e-8)
+    intervals = [exact.interval(number, 0.9) for number in range(4)]
+    np.testing.assert_allclose(model.intervals(0.9), intervals, rtol=1e-5)
+    assert model.log_evidence_ == pytest.approx(exact.log_evidence, abs=2e-5)
 
 
-def rate_of(A, prior):
-    """y | τ has variance (1 + A prior⁻¹ Aᵀ) / τ with τ ~ Gamma(1, 1): a Student t with two degrees of freedom."""
-    return np.eye(len(A)) + A @ np.linalg.inv(prior) @ A.T
+def test_the_scale_of_the_noise_can_be_set():
+    X, y = np.arange(6.0)[:, None], np.array([0.1, -0.1, 0.2, 0.0, -0.2, 0.1])
+    model = pt.PartitionedRegressor(noise_scale=1e-3, standardise=False).fit(X, y)
+    exact = linear_regression(np.column_stack([X, np.ones(6)]), y, [1.0, 10.0], noise_scale=1e-3)
+    np.testing.assert_allclose(model.intervals()[0], exact.interval(0, 0.95), rtol=1e-4)
 
 
 def test_units_do_not_matter():
@@ -184,6 +180,9 @@ def test_saved_classifiers_know_their_classes_and_what_was_not_kept(tmp_path):
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
     assert pt.PartitionedClassifier.load(tmp_path / "model", **settings).solver is settings["solver"]
     assert pt.load(tmp_path / "model").fingerprint == model.result_.fingerprint
+    # The run alone does not know how inputs were scaled.
+    with pytest.raises(InputError, match=r"scales its inputs: use predict of pt\.Partitioned\w+\.load\(path\)"):
+        pt.load(tmp_path / "model").predict(X[:2])
     with pytest.raises(pt.errors.RunMismatch, match="holds a PartitionedClassifier"):
         pt.PartitionedRegressor.load(tmp_path / "model")
     with pytest.warns(UserWarning, match="not refined"):

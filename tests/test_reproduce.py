@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import partita as pt
 from partita import cli, runtime
 from partita.errors import InputError
+from partita.references.committee import split_prior
 from partita.reproduce import federated, study
 from partita.reproduce.study import Cell, Images, Watch, curves, messages_to, run_study, spread, summary
 from partita.reproduce.watch import duration
+from partita.solvers import FixedPoint
 
 KEYS = {"method", "setting", "seed", "round", "seconds", "messages", "bytes", "error", "nll", "ece", "free_energy"}
 
@@ -162,6 +165,28 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="file"):
         run_study([cell("a")], tmp_path / "file", lambda: 1.0, Recorded())
+
+
+def test_a_committee_splits_its_prior_by_rows():
+    """Each site has p^(N_k / N): of a conjugate model, the product is the exact posterior, and so is the evidence."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 2)), rng.normal(size=60)
+    shards = [(X[:5], y[:5]), (X[5:20], y[5:20]), (X[20:], y[20:])]
+    model = pt.models.LinearRegression(2, noise=0.7, prior_scale=0.5, intercept=False)
+    found = split_prior(model, shards, FixedPoint(step_size=1.0))
+    exact = pt.fit(model, [(X, y)], schedule=pt.schedules.OnePass())
+    np.testing.assert_allclose(found.posterior.location, exact.posterior.location, rtol=1e-9)
+    np.testing.assert_allclose(found.posterior.precision, exact.posterior.precision, rtol=1e-9)
+    assert found.log_evidence == pytest.approx(exact.log_evidence, abs=1e-9)
+    assert (found.history[-1]["round"], found.history[-1]["messages"]) == (1, 6)
+    # A conjugate factor does not depend on the prior that its site had; one of a logistic model does.
+    logistic = pt.models.LogisticRegression(2, prior_scale=0.5, intercept=False)
+    shards = [(X, (y > 0).astype(float)) for X, y in shards]
+    parts = split_prior(logistic, shards, FixedPoint(steps=50)).factors
+    for rows, shard, factor in zip((5, 15, 40), shards, parts, strict=True):
+        scale = 0.5 / (rows / 60) ** 0.5
+        alone = pt.fit(replace(logistic, prior_scale=scale), [shard], solver=FixedPoint(steps=50))
+        np.testing.assert_allclose(factor.precision, alone.factors[0].precision, rtol=1e-6)
 
 
 def test_sites_of_the_federated_study():

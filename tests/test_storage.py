@@ -215,7 +215,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_run_is_refused_and_what_differs_is_named(finished, name):
-    with pytest.raises(RunMismatch, match=rf"journal.sqlite.*another run; {name} differ"):
+    with pytest.raises(RunMismatch, match=rf"journal.sqlite.*another run; it differs in {name}"):
         fit(finished, resume=True, **OTHERS[name])
 
 

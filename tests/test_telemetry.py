@@ -70,3 +70,35 @@ def test_what_is_entered_twice_is_left_once():
         assert "\x1b[?25h" not in text.getvalue()
         progress.show(1, 4, "another thing")
     assert "another thing" in text.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_patient_one_is_silent_at_first_and_then_speaks_by_itself(terminal, monkeypatch):
+    """Before the first fold there is nothing to be told of, and it can take long: models are compiled."""
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=100)
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 1e6)
+    with Progress("trial", console, patient=True) as progress:
+        progress.show(1, 3, "one thing")
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    with Progress("trial", console, patient=True) as progress:
+        progress._timer.join()
+        assert "trial" in stream.getvalue()
+        monkeypatch.setattr(telemetry, "BETWEEN_LINES", 1e6)
+        progress.show(2, 3, "another thing")
+    assert "another thing" in stream.getvalue()
+    if terminal:
+        assert stream.getvalue().endswith("\x1b[?25h")
+    else:
+        assert stream.getvalue().splitlines() == ["trial: at work", "trial: 2 of 3, another thing"]
+
+
+def test_progress_is_added_unless_somebody_is_told_already():
+    own = Progress("own")
+    with telemetry.with_progress("fit", [own], quiet=False) as callbacks:
+        assert callbacks == [own]
+    with telemetry.with_progress("fit", [], quiet=True) as callbacks:
+        assert callbacks == []
+    with telemetry.with_progress("fit", [print], quiet=False) as callbacks:
+        assert [callbacks[0], callbacks[1].label] == [print, "fit"]

@@ -105,7 +105,7 @@ def run(
     wanted = read_config(config, settings or ())
     if wanted.regression is not None:
         return run_regression(config, wanted, settings or (), out or Path("runs") / config.stem, resume, quiet, json)
-    (X, y), test = load_data(wanted, config.parent)
+    (X, y), test, design = load_data(wanted, config.parent)
     model: Any = build_model(wanted, X, y)
     parts = wanted.partition
     shards = split((X, y), parts.sites, parts.how, concentration=parts.concentration, seed=wanted.seed)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def run(
         )
         # First, because whoever watches looks for them when there is a result.
         write_measures(folder, result, test, feature_names(wanted, config.parent))
-        result.save(folder / "result.safetensors")
+        replace(result, design=design).save(folder / "result.safetensors")
     finish(folder, json)
 
 
@@ -158,7 +158,9 @@ def run_regression(
     sites = read_sites(wanted.data.sites, config.parent)
     check_level(asked.level)
     formulas = (asked.formula, *asked.compare)
-    check_comparable(formulas, sites, family=asked.family, held_out=asked.held_out, seed=wanted.seed)
+    check_comparable(
+        formulas, sites, family=asked.family, held_out=asked.held_out, weights=asked.weights, seed=wanted.seed
+    )
     found = []
     with suppress_interrupt(going_on(config, folder, settings)) as look:
         for number, formula in enumerate(formulas):
@@ -170,14 +172,16 @@ def run_regression(
                 family=asked.family,
                 prior_scale=asked.prior_scale,
                 held_out=asked.held_out,
+                weights=asked.weights,
                 schedule=wanted.schedule,
                 damping=wanted.damping,
                 seed=wanted.seed,
                 run_dir=place,
                 resume=resume,
                 callbacks=(progress, look),
+                quiet=quiet or json or number > 0,
             )
-            fitted.result.save(place / "result.safetensors")
+            fitted.save(place / "result.safetensors")
             found.append(fitted)
         row = described(found, asked.level)
         write_regression(folder, row)
@@ -508,12 +512,13 @@ def reproduce(
 
 
 def followed(folder: Path) -> Any:
-    """The run of a folder; of a federation's, with the names of its sites."""
+    """The run of a folder, with the names of its sites if they have some."""
     from partita.federation.folders import FEDERATION, read_server
+    from partita.formulas.naming import read_names
     from partita.report.follower import Follower
 
     if not (folder / FEDERATION).is_file():
-        return Follower(folder)
+        return Follower(folder, read_names(folder))
     server = read_server(folder)
     features = server.recipe.columns.features
     return Follower(server.run, server.sites, f"Federation {server.path.name}", features)

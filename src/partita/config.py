@@ -15,6 +15,7 @@ from partita import datasets
 from partita.checks import is_whole
 from partita.damping import as_damping
 from partita.errors import ConfigError, InputError
+from partita.files import MOST_SETTINGS, read_file
 from partita.hyper import LearnHyper
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel
@@ -22,6 +23,7 @@ from partita.schedules import REGISTRY as SCHEDULES
 from partita.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
+from partita.telemetry import Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Formula:
     compare: tuple[str, ...] = ()
     prior_scale: float = 2.5
     held_out: float = 0.0
+    weights: str | None = None
     level: float = 0.95
 
 
@@ -91,7 +94,7 @@ def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
 def read_tables(path: Path) -> tuple["Reader", dict[str, Any]]:
     """What a TOML file says, and a reader of it that can name the place."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, MOST_SETTINGS).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise ConfigError(f"{path}: {reason}") from None
@@ -99,6 +102,8 @@ def read_tables(path: Path) -> tuple["Reader", dict[str, Any]]:
         return Reader(path, text), tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply") from None
 
 
 def _apply_setting(tables: dict[str, Any], setting: str) -> None:
@@ -264,13 +269,17 @@ def _meant(name: Any, known: Any) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def load_data(config: Config, folder: Path) -> tuple[tuple, tuple]:
-    """The training and the test part, standardised by the training part."""
+def load_data(config: Config, folder: Path) -> tuple[tuple, tuple, Row | None]:
+    """The training and the test part, standardised by the training part; and how that was done, if it was."""
     train, test = _read(config.data, folder, config.seed)
-    if config.data.standardise:
-        test = (datasets.standardised(test[0], train[0]), test[1])
-        train = (datasets.standardised(train[0]), train[1])
-    return train, test
+    if not config.data.standardise:
+        return train, test, None
+    X = np.asarray(train[0])
+    centre, unit = datasets.column_units(X)
+    names = feature_names(config, folder) or [f"x{column}" for column in range(X.shape[-1])]
+    design = {"columns": names, "centre": centre.tolist(), "unit": unit.tolist()} if X.ndim == 2 else None
+    test = (datasets.standardised(test[0], X), test[1])
+    return (datasets.standardised(X), train[1]), test, design
 
 
 def feature_names(config: Config, folder: Path) -> list[str]:

@@ -9,13 +9,14 @@ import numpy as np
 from partita import datasets
 from partita.families import Family
 from partita.metrics import classification
-from partita.models import SoftmaxRegression, prior_of
+from partita.models import SoftmaxRegression
 from partita.predictive import expected_response
+from partita.references.committee import split_prior
 from partita.report import Curve, Report
 from partita.report.charts import Calibration, calibration_picture, grouped_bars, label_picture
 from partita.report.measures import of_classes
 from partita.result import Result
-from partita.run import evidence, fit
+from partita.run import fit
 from partita.schedules import Asynchronous, Schedule, Sequential, Synchronous
 from partita.solvers import FixedPoint
 from partita.telemetry import Callback, Every, Row
@@ -79,43 +80,32 @@ class Digits:
 def run_method(method: Method, digits: Digits, seed: int, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Fit, and measure on the test set after every round."""
     model = SoftmaxRegression(features=64, classes=10, prior_scale=1.0, intercept=False)
-    prior = prior_of(model, model.hyper)
     shards = digits.pooled if method.pooled else digits.shards
-    fitted = model.with_prior(prior ** (1 / SITES)) if method.split_prior else model
-    # Each site used a tenth of the prior; the rest of it joins here, with no special case anywhere else.
-    rest = prior ** (1 - 1 / SITES) if method.split_prior else prior**0
 
     def metrics(posterior: Family) -> Row:
-        return classification(expected_response(model, posterior * rest, digits.test[0]), digits.test[1])
+        return classification(expected_response(model, posterior, digits.test[0]), digits.test[1])
 
     began = time.perf_counter()
-    result = fit(
-        fitted,
-        shards,
-        solver=method.solver,
-        schedule=method.schedule,
-        damping=method.damping,
-        seed=seed,
-        callbacks=(
-            Every(metrics, folds=1 if method.schedule.waits and method.schedule.parallel else SITES),
-            *callbacks,
-        ),
-    )
+    if method.split_prior:
+        result = split_prior(model, shards, method.solver, seed)
+    else:
+        result = fit(
+            model,
+            shards,
+            solver=method.solver,
+            schedule=method.schedule,
+            damping=method.damping,
+            seed=seed,
+            callbacks=(
+                Every(metrics, folds=1 if method.schedule.waits and method.schedule.parallel else SITES),
+                *callbacks,
+            ),
+        )
     seconds = time.perf_counter() - began
-    posterior = result.posterior * rest
-    log_evidence = evidence(model, shards, posterior) if method.split_prior else result.log_evidence
-    return outcome(method, result, metrics(posterior), log_evidence, seconds, posterior, digits)
+    return outcome(method, result, metrics(result.posterior), seconds, digits)
 
 
-def outcome(
-    method: Method,
-    result: Result,
-    measured: Row,
-    log_evidence: float,
-    seconds: float,
-    posterior: Family,
-    digits: Digits,
-) -> Outcome:
+def outcome(method: Method, result: Result, measured: Row, seconds: float, digits: Digits) -> Outcome:
     last = result.history[-1]
     row = {
         "method": method.name,
@@ -124,11 +114,11 @@ def outcome(
         "messages": 0 if method.pooled else last["messages"],
         "bytes": 0 if method.pooled else last["bytes"],
         "seconds": round(seconds, 2),
-        "log evidence": log_evidence,
+        "log evidence": result.log_evidence,
     }
-    probabilities = expected_response(result.model, posterior, digits.test[0])
+    probabilities = expected_response(result.model, result.posterior, digits.test[0])
     # Events carry the free energy that was known when they happened; the last one is that of the result.
-    end = {**last, **measured, "free_energy": log_evidence, "log_evidence": log_evidence}
+    end = {**last, **measured, "free_energy": result.log_evidence, "log_evidence": result.log_evidence}
     rows = [*result.history, end]
     if method.pooled:
         rows = [{name: value for name, value in row.items() if name not in ("messages", "bytes")} for row in rows]

@@ -14,6 +14,7 @@ PartitaError
 │   ├── StaleUpdate              it answers a task that is too old
 │   └── MalformedUpdate          wrong shape, dtype, model or not finite
 ├── MalformedMessage             bytes that are no message, or not the expected one
+├── PolicyRefusal                what a site's own policy does not allow; said at the site alone
 ├── EngineError                  what carries messages does not work as it should
 │   └── Stalled                  nobody has answered for longer than was allowed
 └── StorageError                 a run directory or a saved result
@@ -21,14 +22,20 @@ PartitaError
     └── RunMismatch              it belongs to another run or another version
 """
 
+from partita.text import MOST_OF_ERROR, clean
+
 
 def reason(error: Exception) -> str:
     """What somebody else's code says is wrong, in a line."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {clean(lines[0]) if lines else ''}"
 
 
 class PartitaError(Exception):
-    """Base of all deliberate errors."""
+    """Base of all deliberate errors. They quote sites, tables and files, so what they say is cleaned."""
+
+    def __str__(self) -> str:
+        return clean(super().__str__(), MOST_OF_ERROR, lines=True)
 
 
 class InputError(PartitaError, ValueError):
@@ -98,6 +105,10 @@ class MalformedUpdate(UpdateRefused):
 
 class MalformedMessage(PartitaError):
     """Bytes that are no message, or not the expected one."""
+
+
+class PolicyRefusal(PartitaError):
+    """A server has asked what a site's policy does not allow; its words are for the site's own log."""
 
 
 class EngineError(PartitaError):

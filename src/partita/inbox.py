@@ -70,6 +70,11 @@ class Inbox:
         if written is not None:
             written.result()
 
+    def witness(self, fold: int) -> None:
+        """Write down which posterior a fold has led to; on resume, see that it is the same."""
+        if self._journal is not None:
+            self._journal.add_posterior(fold, self._ledger.posterior)
+
     def close(self) -> None:
         self._writer.shutdown()
 

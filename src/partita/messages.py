@@ -20,11 +20,14 @@ from partita.families import Family
 from partita.ledger import Task, Update
 from partita.models import Hyper
 from partita.solvers import Outcome
+from partita.text import clean
 
 # How arrays may be made smaller on the wire, at the price of digits.
 Compression = Literal["none", "float16"]
 # Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
+# Characters of why a site is away, or not asked again.
+MOST_REASON = 1000
 LARGEST, TINY = 2.0**15, 1e-300
 NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
@@ -45,6 +48,10 @@ class Notice:
     site: int
     kind: NoticeKind
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        # Often a site's own words; they are kept, and shown in many places.
+        object.__setattr__(self, "reason", clean(self.reason, MOST_REASON))
 
     @property
     def ends_task(self) -> bool:
@@ -75,7 +82,7 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
         if steps < 0:
             raise ValueError(f"steps: {steps}")
     except (SafetensorError, KeyError, ValueError, OverflowError, TypeError) as error:
-        raise MalformedUpdate(site, f"cannot be read: {error}") from error
+        raise MalformedUpdate(site, f"cannot be read: {clean(error)}") from error
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
 
 
@@ -110,21 +117,23 @@ def decoded_task(payload: bytes, like: Family) -> Task:
             message_only=message_only,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise MalformedMessage(f"task: cannot be read: {error}") from error
+        raise MalformedMessage(f"task: cannot be read: {clean(error)}") from error
 
 
-def encoded_question(posterior: Family, hyper: Hyper) -> bytes:
-    """What sites are asked at the end: E_q[log p(y_m | θ)] of this posterior."""
-    return pack("question", {"hyper": {n: float(v) for n, v in hyper.items()}}, _named("posterior", posterior))
+def encoded_question(posterior: Family, hyper: Hyper, factor: Family | None = None) -> bytes:
+    """What sites are asked at the end: E_q[log p(y_m | θ)] of this posterior, or what stands for it, given a factor."""
+    arrays = _named("posterior", posterior) | ({} if factor is None else _named("factor", factor))
+    return pack("question", {"hyper": {n: float(v) for n, v in hyper.items()}}, arrays)
 
 
-def decoded_question(payload: bytes, like: Family) -> tuple[Family, Hyper]:
+def decoded_question(payload: bytes, like: Family) -> tuple[Family, Hyper, Family | None]:
     """The inverse."""
-    about, arrays = unpack("question", payload, like)
+    about, arrays = unpack("question", payload, like, densities=2)
     try:
-        return _density("posterior", arrays, like), _hyper(about)
+        factor = _density("factor", arrays, like) if "factor.0" in arrays else None
+        return _density("posterior", arrays, like), _hyper(about), factor
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise MalformedMessage(f"question: cannot be read: {error}") from error
+        raise MalformedMessage(f"question: cannot be read: {clean(error)}") from error
 
 
 def _density(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> Family:
@@ -151,7 +160,7 @@ def unpack(kind: str, payload: bytes, like: Family, densities: int = 1) -> tuple
         about = json.loads(text)
         wrong = about.pop("kind") != kind or digest != content_digest(arrays, text)
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise MalformedMessage(f"{kind}: cannot be read: {error}") from error
+        raise MalformedMessage(f"{kind}: cannot be read: {clean(error)}") from error
     if wrong:
         raise MalformedMessage(f"{kind}: is another kind of message, or not what was sent")
     return about, arrays

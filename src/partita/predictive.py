@@ -10,10 +10,11 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.expectations import hermite, normal_points
-from partita.families import Family, Gaussian, MeanField, NormalGamma
+from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
 from partita.models import AbstractModel, Hyper, Predictor
 from partita.runtime import Array, on_host, precision
-from partita.shards import check_rows
+from partita.shards import as_numbers, check_rows
+from partita.telemetry import Row
 
 QUADRATURE_POINTS = 40
 
@@ -33,6 +34,25 @@ def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any
         return np.sqrt(on_host(predictor.predictive_variance(posterior, _rows(predictor, X), hyper)))
 
 
+def scaled_columns(design: Row, X: Any) -> np.ndarray:
+    """Rows of a table as a run saw them: its columns, by name where the table has names, centred and in their units.
+
+    Args:
+        design: `columns`, and for each its `centre` and `unit`.
+        X: a table with those columns among others, or an array of them in that order.
+    """
+    names = design["columns"]
+    if hasattr(X, "columns"):
+        missing = [name for name in names if name not in set(X.columns)]
+        if missing:
+            raise InputError(f"X: has no column {missing[0]!r}; expected {', '.join(names)}")
+        X = X[list(names)]
+    rows = as_numbers(None, "X", X, np.float64)
+    if rows.ndim != 2 or rows.shape[1] != len(names):
+        raise InputError(f"X: expected the columns {', '.join(names)}, got an array of shape {rows.shape}")
+    return (rows - np.asarray(design["centre"])) / np.asarray(design["unit"])
+
+
 def _rows(model: Predictor, X: Any) -> np.ndarray:
     rows = model.design(None, X)
     check_rows(None, {"X": rows})
@@ -47,7 +67,7 @@ def _predictor(model: AbstractModel) -> Predictor:
 
 @eqx.filter_jit
 def _expected_response(model: Predictor, posterior: Family, X: Array, samples: int) -> Array:
-    if isinstance(posterior, NormalGamma):
+    if isinstance(posterior, WeightsAndNoise):
         return model.response(X @ posterior.location)
     if model.projected and isinstance(posterior, Gaussian | MeanField):
         m, v = posterior.project(X)

@@ -14,12 +14,13 @@ import numpy as np
 from partita._version import __version__
 from partita.checks import check_count
 from partita.columns import Columns, arrange
-from partita.errors import InputError, RunMismatch
+from partita.errors import CorruptStorage, InputError, PartitaError, RunMismatch, reason
 from partita.exchange import inference_data
 from partita.families import Family
 from partita.models import REGISTRY as MODELS
-from partita.models import AbstractModel, Hyper, prior_of
-from partita.predictive import expected_response, predictive_std
+from partita.models import AbstractModel, Hyper
+from partita.models.base import prior_shapes
+from partita.predictive import expected_response, predictive_std, scaled_columns
 from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Row, plain
 
@@ -37,12 +38,14 @@ class Result:
     hyper: Hyper
     history: list[Row] = field(repr=False)
     seed: int = 0
+    # How rows of tables become the inputs of the model, in plain words: kept with it wherever it goes.
+    design: Row | None = field(default=None, repr=False)
     # Names of columns, and how large values were, of what a stream has seen.
     columns: Columns = field(default_factory=Columns, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
-        X = arrange(X, self.columns.names)
+        X = self._inputs("predict_proba", X)
         response = expected_response(self.model, self.posterior, X, samples)
         if response.ndim != 2 or getattr(self.model, "likelihood", None) == "gaussian":
             raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
@@ -50,12 +53,28 @@ class Result:
 
     def predict(self, X: Any, return_std: bool = False, samples: int = 256) -> Any:
         """The most probable class, or the expected target; with its standard deviation if asked."""
-        X = arrange(X, self.columns.names)
+        X = self._inputs("predict", X)
         response = expected_response(self.model, self.posterior, X, samples)
         prediction = self.model.predict(response)  # type: ignore[attr-defined]
         if not return_std:
             return prediction
         return prediction, predictive_std(self.model, self.posterior, self.hyper, X)
+
+    def _inputs(self, asked: str, X: Any) -> Any:
+        """Rows of a table as the model takes them: as they are, or as the result's design says."""
+        if self.design is None:
+            return arrange(X, self.columns.names)
+        if "formula" in self.design:
+            raise InputError(
+                f"{asked}: this is the run of the regression {self.design['formula']!r}, whose inputs are made from "
+                "tables: use predict(table) of the regression itself, or pt.Regression.load(path).predict(table)"
+            )
+        if "estimator" in self.design:
+            raise InputError(
+                f"{asked}: this is the run inside a {self.design['estimator']}, which scales its inputs: use predict "
+                f"of pt.{self.design['estimator']}.load(path)"
+            )
+        return scaled_columns(self.design, X)
 
     def sample(self, key: Any, number: int) -> Any:
         """`number` draws of the parameters; `key` is a JAX key or a whole number."""
@@ -69,6 +88,7 @@ class Result:
         """
         check_count(draws=draws)
         key = jax.random.key(key) if isinstance(key, int | np.integer) else key
+        shards = shards if self.design is None else [(self._inputs("to_arviz", X), y) for X, y in shards]
         checked = [self.model.shard(site, shard) for site, shard in enumerate(shards)]
         return inference_data(self.model, self.posterior, self.hyper, self.history, checked, draws, key)
 
@@ -114,62 +134,106 @@ class Result:
             "hyper": self.hyper,
             "history": self.history,
             "seed": self.seed,
+            "design": self.design,
             "columns": self.columns.settings(),
         }
         return arrays, plain(about)
 
 
 def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
-    """Read a saved result, or that of a saved estimator.
+    """Read a saved result, or that of a saved estimator, which predicts only by the estimator's own `load`.
 
     One of `pt.Model` needs the model too, because code is never stored.
     """
     arrays, about = read_arrays(path)
-    if "model" not in about:
+    if not isinstance(about.get("model"), dict):
         raise RunMismatch(f"{path}: holds a {about.get('estimator', 'file')}: use its own load")
-    return unpacked(path, arrays, about, model)
+    result, estimator = unpacked(path, arrays, about, model), about.get("estimator")
+    if not isinstance(estimator, dict):
+        return result
+    # An estimator scales what it is given; its run alone does not know how.
+    return dataclasses.replace(result, design={"estimator": str(estimator.get("name"))})
 
 
 def unpacked(
     path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
 ) -> Result:
     """From what `Result.packed` gave, as it was read from a path."""
+    try:
+        return _unpacked(path, arrays, about, model)
+    except PartitaError:
+        raise
+    except Exception as error:
+        # The file may be anybody's, and what it says goes through much code.
+        raise CorruptStorage(f"{path}: is no result that Partita writes ({reason(error)})") from error
+
+
+def _unpacked(
+    path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None
+) -> Result:
     settings = dict(about["model"])
     name = settings.pop("name")
     if model is None:
         if name not in MODELS or not settings:
-            raise InputError(f"{path}: holds a {name}, whose code is not stored: pass it as load(path, model=...)")
+            by_formula = "formula" in (about.get("design") or ())
+            how = "use pt.Regression.load(path)" if by_formula else "pass it as load(path, model=...)"
+            raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
-    like = prior_of(model, about["hyper"])
+    hyper = {key: float(about["hyper"][key]) for key in (*model.hyper, *about["hyper"])}
+    # Shapes alone: a file that claims a billion features costs nothing.
+    like = prior_shapes(model, hyper)
     if type(like).__name__ != about["family"]:
         raise RunMismatch(f"{path}: holds a {about['family']}, the model has a {type(like).__name__}")
-    prior = _family(arrays, "prior", like)
-    stacked = _family(arrays, "factors", like)
-    number = len(jax.tree.leaves(stacked)[0])
+    prior, posterior = (_proper(path, arrays, name, like) for name in ("prior", "posterior"))
     return Result(
         model=model.with_prior(prior) if about["has_given_prior"] else model,
-        posterior=_family(arrays, "posterior", like),
+        posterior=posterior,
         prior=prior,
-        factors=tuple(jax.tree.map(lambda a, m=m: a[m, ...], stacked) for m in range(number)),
+        factors=_factors(path, arrays, like),
         log_evidence=_number(about["log_evidence"]),
         expected_log_probs=tuple(map(_number, about["expected_log_probs"])),
-        hyper=about["hyper"],
-        history=about["history"],
-        seed=about["seed"],
+        hyper=hyper,
+        history=[dict(row) for row in about["history"]],
+        seed=int(about["seed"]),
+        design=None if about.get("design") is None else dict(about["design"]),
         columns=Columns.from_settings(about.get("columns")),
     )
 
 
 def _number(stored: float | None) -> float:
     """JSON has no nan."""
-    return float("nan") if stored is None else stored
+    return float("nan") if stored is None else float(stored)
 
 
-def _family(arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
+def _proper(path: str | os.PathLike, arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
     leaves = [arrays[f"{name}.{i}"] for i in range(len(jax.tree.leaves(like)))]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    _check_leaves(path, name, leaves, [leaf.shape for leaf in jax.tree.leaves(like)], like)
+    density: Family = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    if not density.is_proper():
+        raise CorruptStorage(f"{path}: the {name} is no proper {type(like).__name__}: it says nothing")
+    return density
+
+
+def _factors(path: str | os.PathLike, arrays: dict[str, np.ndarray], like: Family) -> tuple[Family, ...]:
+    """Of all sites; they need not be proper."""
+    leaves = [arrays[f"factors.{i}"] for i in range(len(jax.tree.leaves(like)))]
+    number = len(leaves[0])
+    _check_leaves(path, "factors", leaves, [(number, *leaf.shape) for leaf in jax.tree.leaves(like)], like)
+    return tuple(jax.tree.unflatten(jax.tree.structure(like), [leaf[m, ...] for leaf in leaves]) for m in range(number))
+
+
+def _check_leaves(
+    path: str | os.PathLike, name: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple], like: Family
+) -> None:
+    for leaf, shape, wanted in zip(leaves, shapes, jax.tree.leaves(like), strict=True):
+        if leaf.shape != shape or leaf.dtype != wanted.dtype:
+            raise CorruptStorage(
+                f"{path}: {name}: expected {wanted.dtype} of shape {shape}, got {leaf.dtype} of shape {leaf.shape}"
+            )
+        if not np.isfinite(leaf).all():
+            raise CorruptStorage(f"{path}: {name}: has numbers that are not finite")
 
 
 def _model_settings(model: AbstractModel) -> Row:

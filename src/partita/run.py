@@ -418,11 +418,14 @@ class Run:
             history.append(row)
             if journal is not None:
                 journal.add_row(event.fold, row)
-        said = self.engine.evaluate(self.ledger.posterior, self.current_hyper)
+        own = (self.ledger.factors(),) if self.solver.values_factor else ()
+        said = self.engine.evaluate(self.ledger.posterior, self.current_hyper, *own)
         said |= dict.fromkeys(self.ledger.retired, 0.0)
         check_log_probs(said)
         if history and history[-1]["problem"] is not None:
             warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
+        for doubt in self.model.doubts(self.ledger.posterior):
+            warnings.warn(doubt, RuntimeWarning, stacklevel=3)
         values = [said.get(site, math.nan) for site in range(self.ledger.sites)]
         evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
@@ -522,6 +525,7 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
             del arrived[update.site]
         event = _folded(run, updates, damping, tally, evidence, board)
         inbox.settle()
+        inbox.witness(event.fold)
         reached("after fold")
         yield replace(event, replayed=inbox.replaying, refused=tuple(map(str, inbox.refused)))
         inbox.refused.clear()

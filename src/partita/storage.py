@@ -1,49 +1,43 @@
-"""What survives a crash: the journal of a run, and saved results. SQLite and safetensors; never pickle.
+"""What survives a crash: the journal of a run. SQLite and safetensors; never pickle.
 
 The journal holds everything that came from sites, in the order in which it was taken, committed before anybody hears of
 it. All else (ledger, damping, schedule, clock) is a deterministic function of that, so a run is resumed by going
-through it again.
+through it again. Whether it was the same function is seen from the posteriors, whose digests are in the journal too.
 """
 
-import dataclasses
 import fcntl
-import functools
 import hashlib
-import inspect
 import json
 import os
+import platform
 import sqlite3
-import tempfile
-import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
-from safetensors import SafetensorError
-from safetensors import numpy as safetensors
 
+from partita._version import __version__
+from partita.archives import read_arrays as read_arrays
+from partita.archives import write_arrays as write_arrays
+from partita.archives import write_text as write_text
+from partita.descriptions import describe as describe
+from partita.descriptions import differences
 from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
+from partita.files import check_private, make_folder, open_private
+from partita.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
+from partita.journals import read_history as read_history
+from partita.journals import read_notices as read_notices
+from partita.journals import read_updates as read_updates
 from partita.ledger import Update
-from partita.messages import Arrival, Notice, content_digest, decoded_update, encoded_update, largest
+from partita.messages import Arrival, Notice, NoticeKind, decoded_update, encoded_update, largest
 from partita.telemetry import Row, to_json
 
-# Of saved results, and of journals.
-FORMAT, JOURNAL_FORMAT = 1, 2
 # Updates of more bytes are kept beside the database, which would write them twice.
 INLINE = 32_768
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE arrivals (
-    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, site INTEGER NOT NULL, version INTEGER NOT NULL,
-    payload BLOB NOT NULL, place INTEGER, size INTEGER, digest BLOB NOT NULL
-) STRICT;
-CREATE INDEX by_site ON arrivals (site, version);
-CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
-"""
 
 
 class Journal:
@@ -56,32 +50,30 @@ class Journal:
         self.folder = Path(run_dir)
         self.path = self.folder / "journal.sqlite"
         self._like = like
+        self._sites = len(description["shards"]) if "shards" in description else None
         with ExitStack() as opened:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
                 self._lock = _locked(self.folder / "lock")
                 opened.callback(os.close, self._lock)
-                if self.path.exists() and not resume:
-                    raise RunMismatch(
-                        f"{self.folder} holds a run already: resume it (resume=True, --resume), or use another folder"
-                    )
-                if not self.path.exists():
-                    _create(self.path, description)
-                self._database = _connected(self.path)
+                self._database = self._open(description, resume)
                 opened.callback(self._database.close)
-                self._payloads = os.open(self.folder / "payloads", os.O_RDWR | os.O_CREAT, 0o644)
+                self._payloads = open_private(self.folder / "payloads")
                 opened.callback(os.close, self._payloads)
                 self._check(description)
                 self._check_mark()
                 self._end = self._check_payloads()
                 _synchronised(self.folder)
                 self._rows = {fold for (fold,) in self._database.execute("SELECT fold FROM history")}
+                self._digests = dict(self._database.execute("SELECT fold, digest FROM posteriors"))
+                self._database.set_progress_handler(None, 0)
             except sqlite3.OperationalError as error:
                 raise StorageError(f"{self.path}: {error}") from error
             except sqlite3.DatabaseError as error:
                 raise CorruptStorage(f"{self.path}: {error}") from error
             except OSError as error:
-                raise StorageError(f"{self.folder}: {error.strerror or error}") from error
+                place = error.filename or self.folder
+                raise StorageError(f"{place}: {error.strerror or error}") from error
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Journal":
@@ -93,16 +85,28 @@ class Journal:
     def close(self) -> None:
         self._opened.close()
 
-    def _check(self, description: Row) -> None:
-        tables = {name for (name,) in self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not {"meta", "arrivals", "history"} <= tables:
-            raise CorruptStorage(f"{self.path}: is not the journal of a run")
-        stored = dict(self._database.execute("SELECT key, value FROM meta"))
-        wanted = _meta(description)
-        different = sorted(key for key in wanted.keys() | stored.keys() if wanted.get(key) != stored.get(key))
-        if different:
+    def _open(self, description: Row, resume: bool) -> sqlite3.Connection:
+        for path in database_files(self.path):
+            check_private(path)
+        if self.path.exists() and not resume:
             raise RunMismatch(
-                f"{self.path}: this is another run; {', '.join(different)} differ: use the same, or another folder"
+                f"{self.folder} holds a run already: resume it (resume=True, --resume), or use another folder"
+            )
+        if not self.path.exists():
+            _create(self.path, description)
+        return _connected(self.path)
+
+    def _check(self, description: Row) -> None:
+        check_format(self.path, self._database)
+        check_schema(self.path, self._database)
+        stored = dict(self._database.execute("SELECT key, value FROM meta"))
+        self._made_with = _read_value(stored.pop("made_with", "{}"))
+        wanted = _meta(description)
+        if stored != wanted:
+            there, here = ({key: _read_value(text) for key, text in meta.items()} for meta in (stored, wanted))
+            raise RunMismatch(
+                f"{self.path}: this is another run; it differs in {differences(there, here)}: "
+                "use the same, or another folder"
             )
 
     def _check_mark(self) -> None:
@@ -116,7 +120,7 @@ class Journal:
         """Where the next payload goes. What is behind the last row's was never acknowledged."""
         (end,) = self._database.execute("SELECT coalesce(max(place + size), 0) FROM arrivals").fetchone()
         size = os.fstat(self._payloads).st_size
-        if size < end:
+        if not isinstance(end, int) or size < end:
             raise CorruptStorage(f"{self.folder / 'payloads'}: has {size} bytes, and {end} were acknowledged")
         os.ftruncate(self._payloads, end)
         return end
@@ -129,7 +133,7 @@ class Journal:
             for number, kind, site, version, payload, place, size, digest in self._database.execute(query):
                 if place is not None:
                     payload = self._read(place, size)
-                if _digest(number, kind, site, version, payload) != digest:
+                if not isinstance(payload, bytes) or _digest(number, kind, site, version, payload) != digest:
                     where = self.path if place is None else self.folder / "payloads"
                     raise CorruptStorage(f"{where}: update {number} (site {site}) is not what was written")
                 if number != last + 1:
@@ -139,18 +143,22 @@ class Journal:
         except sqlite3.DatabaseError as error:
             raise CorruptStorage(f"{self.path}: {error}") from error
 
-    def _read(self, place: int, size: int) -> bytes:
+    def _read(self, place: Any, size: Any) -> bytes:
         """A payload; nothing, where no payload can be."""
-        if not (place >= 0 and 0 <= size <= largest(self._like)):
+        if not (isinstance(place, int) and isinstance(size, int) and place >= 0 and 0 <= size <= largest(self._like)):
             return b""
         return os.pread(self._payloads, size, place)
 
-    def _arrival(self, number: int, kind: Any, site: int, version: int, payload: bytes) -> Arrival:
+    def _arrival(self, number: int, kind: Any, site: Any, version: Any, payload: bytes) -> Arrival:
         try:
-            if kind != "update":
-                return Notice(site, kind, payload.decode())
-            return decoded_update(site, version, payload, self._like)
-        except (MalformedUpdate, UnicodeDecodeError) as error:
+            if not isinstance(site, int) or site < 0 or (self._sites is not None and site >= self._sites):
+                raise ValueError(f"there is no site {site}")
+            if kind == "update":
+                return decoded_update(site, version, payload, self._like)
+            if kind not in get_args(NoticeKind):
+                raise ValueError(f"{kind!r}: is not what a run can be told of a site")
+            return Notice(site, kind, payload.decode())
+        except (MalformedUpdate, ValueError) as error:
             raise CorruptStorage(f"{self.path}: update {number}: {error}") from error
 
     def append(self, arrivals: Sequence[Arrival]) -> None:
@@ -168,7 +176,9 @@ class Journal:
                     key = (number, kind, arrival.site, version)
                     rows.append((*key, *self._kept(payload), _digest(*key, payload)))
                 if any(row[5] is not None for row in rows):
+                    reached("before payload sync")
                     os.fdatasync(self._payloads)
+                    reached("after payload sync")
                 self._database.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                 reached("before commit")
             os.pwrite(self._lock, b"%20d" % rows[-1][0], 0)
@@ -182,6 +192,7 @@ class Journal:
             return payload, None, None
         place, written = self._end, 0
         while written < len(payload):
+            reached("before payload write")
             written += os.pwrite(self._payloads, memoryview(payload)[written:], place + written)
         self._end += len(payload)
         return b"", place, len(payload)
@@ -192,67 +203,81 @@ class Journal:
         found = self._database.execute(query, (site, version)).fetchone()
         return None if found is None else found[0]
 
+    def add_posterior(self, fold: int, posterior: Family) -> None:
+        """What a fold has led to; on resume, that it leads there again."""
+        digest = posterior_digest(posterior)
+        if fold not in self._digests:
+            self._digests[fold] = digest
+            self._write_soon("INSERT INTO posteriors VALUES (?, ?)", fold, digest)
+        elif self._digests[fold] != digest:
+            changed = differences(self._made_with, made_with()) or "code: of Partita, a model or a rule"
+            raise RunMismatch(
+                f"{self.path}: fold {fold} leads to another posterior than when the run was made; what differs is "
+                f"{changed}: resume with what it was made with, or begin again in another folder"
+            )
+
     def add_row(self, fold: int, row: Row) -> None:
-        """A row of history, for reports; written again on resume if it was lost, so nobody waits for the disk."""
+        """A row of history, for reports."""
         if fold in self._rows:
             return
         self._rows.add(fold)
+        text = to_json(row)
+        if len(text) > MOST_ROW:
+            raise StorageError(f"{self.path}: a row of history has {len(text)} characters: callbacks return too much")
+        self._write_soon("INSERT INTO history VALUES (?, ?)", fold, text)
+
+    def _write_soon(self, query: str, *values: Any) -> None:
+        """What is written again on resume if it was lost, so that nobody waits for the disk."""
         try:
             self._database.execute("PRAGMA synchronous=NORMAL")
             try:
                 with self._database:
-                    self._database.execute("INSERT INTO history VALUES (?, ?)", (fold, to_json(row)))
+                    self._database.execute(query, values)
             finally:
                 self._database.execute("PRAGMA synchronous=FULL")
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: {error}") from error
 
 
-def read_history(run_dir: str | os.PathLike, after: int = 0, most: int | None = None) -> list[Row]:
-    """The history of a run, finished or not; only what came after a fold, and so many rows of it, if asked."""
-    query = "SELECT row FROM history WHERE fold > ? ORDER BY fold LIMIT ?"
-    return [json.loads(row) for (row,) in _selected(run_dir, query, after, -1 if most is None else most)]
+def posterior_digest(posterior: Family) -> bytes:
+    """SHA-256 of a density's numbers, bit by bit."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(posterior):
+        digest.update(np.ascontiguousarray(leaf).data)
+    return digest.digest()
 
 
-def read_updates(run_dir: str | os.PathLike, after: int = 0) -> list[tuple[int, int, int]]:
-    """Number, site and task's version of every update after a number: who answered what."""
-    query = "SELECT number, site, version FROM arrivals WHERE number > ? AND kind = 'update' ORDER BY number"
-    return _selected(run_dir, query, after)
-
-
-def read_notices(run_dir: str | os.PathLike) -> list[Notice]:
-    """What a run was told of its sites, beside updates."""
-    query = "SELECT site, kind, payload FROM arrivals WHERE kind != 'update' ORDER BY number"
-    return [Notice(site, kind, payload.decode(errors="replace")) for site, kind, payload in _selected(run_dir, query)]
-
-
-def _selected(run_dir: str | os.PathLike, query: str, *values: int) -> list[tuple]:
-    """What a query finds, whoever is writing meanwhile."""
-    path = Path(run_dir) / "journal.sqlite"
-    if not path.exists():
-        raise StorageError(f"{path}: no such run")
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            return database.execute(query, values).fetchall()
-    except sqlite3.OperationalError as error:
-        raise StorageError(f"{path}: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise CorruptStorage(f"{path}: {error}") from error
+def made_with() -> Row:
+    """What numbers may depend on, beside settings and data: told where they have changed."""
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "jax": jax.__version__}
+    return {**versions, "machine": platform.machine()}
 
 
 def _meta(description: Row) -> dict[str, str]:
-    return {"format": str(JOURNAL_FORMAT), **{key: to_json({key: value}) for key, value in description.items()}}
+    known = {"format": JOURNAL_FORMAT, "version": __version__, **description}
+    return {key: str(value) if key == "format" else to_json({key: value}) for key, value in known.items()}
+
+
+def _read_value(text: str) -> Any:
+    """What stands under a key of the table `meta`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
 
 
 def _create(path: Path, description: Row) -> None:
     """An empty journal, under its name only when it is complete."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
+    os.close(open_private(new, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     database = sqlite3.connect(new)
     try:
         database.executescript(SCHEMA)
+        meta = {**_meta(description), "made_with": to_json({"made_with": made_with()})}
         with database:
-            database.executemany("INSERT INTO meta VALUES (?, ?)", _meta(description).items())
+            database.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
     finally:
         database.close()
     os.replace(new, path)
@@ -271,13 +296,14 @@ def _synchronised(folder: Path) -> None:
 def _connected(path: Path) -> sqlite3.Connection:
     # Written to by the inbox's thread, and by nobody else meanwhile.
     database = sqlite3.connect(path, timeout=10, check_same_thread=False)
+    bound(database, path)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
     return database
 
 
 def _locked(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = open_private(path)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -286,9 +312,9 @@ def _locked(path: Path) -> int:
     return handle
 
 
-def _digest(number: Any, kind: Any, site: Any, version: Any, payload: Any) -> bytes:
+def _digest(number: Any, kind: Any, site: Any, version: Any, payload: bytes) -> bytes:
     digest = hashlib.sha256(f"{number},{kind},{site},{version},".encode())
-    digest.update(payload or b"")
+    digest.update(payload)
     return digest.digest()
 
 
@@ -299,112 +325,3 @@ def reached(place: str) -> None:
 
 
 failpoint: Callable[[str], None] | None = None
-
-
-def describe(value: Any, seen: frozenset[int] = frozenset()) -> Any:
-    """A plain description of settings, to tell one run from another: arrays by digest, functions by what they do.
-
-    Two functions are told apart by their code, constants, defaults, closures and the globals that they use; not by
-    what the functions that they call do, if those are not Python's own.
-    """
-    if id(value) in seen:
-        return "…"
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    inside = seen | {id(value)}
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(value)
-        return f"{array.dtype}{list(array.shape)}:{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name), inside) for field in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **fields}
-    if isinstance(value, dict):
-        return {str(key): describe(item, inside) for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))}
-    if isinstance(value, tuple | list):
-        return [describe(item, inside) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(str(describe(item, inside)) for item in value)
-    if isinstance(value, types.CodeType):
-        constants = [describe(constant, inside) for constant in value.co_consts]
-        return [hashlib.sha256(value.co_code).hexdigest()[:16], constants, list(value.co_names)]
-    if isinstance(value, functools.partial):
-        return ["partial", *(describe(part, inside) for part in (value.func, value.args, value.keywords))]
-    return _describe_callable(value, inside) if callable(value) else type(value).__name__
-
-
-def _describe_callable(value: Any, seen: frozenset[int]) -> Any:
-    value = inspect.unwrap(value)
-    if not isinstance(value, types.FunctionType):
-        return getattr(value, "__qualname__", type(value).__name__)
-    used = {name: value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__}
-    plain = {name: item for name, item in used.items() if not isinstance(item, types.ModuleType | type)}
-    closure = [cell.cell_contents for cell in value.__closure__ or ()]
-    parts = (value.__code__, closure, value.__defaults__, value.__kwdefaults__, plain)
-    return [value.__qualname__, *(describe(part, seen) for part in parts)]
-
-
-def write_text(path: str | os.PathLike, text: str) -> Path:
-    """A file that can be written again at any time: it has this text, or what it had before."""
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise StorageError(f"{target}: {error.strerror or error}") from error
-    return target
-
-
-def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row) -> None:
-    """One safetensors file, complete or not there at all."""
-    target = Path(path)
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    text = json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)
-    metadata = {"partita": text, "sha256": content_digest(contiguous, text)}
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(safetensors.save(contiguous, metadata))
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise StorageError(f"{target}: {error.strerror or error}") from error
-
-
-def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
-    """What `write_arrays` wrote, or an error that says what is wrong with it."""
-    from safetensors import safe_open
-
-    if os.path.isdir(path):
-        raise StorageError(f"{path}: is a folder; a run's result is {Path(path) / 'result.safetensors'}")
-    try:
-        with safe_open(os.fspath(path), framework="numpy") as stream:
-            metadata = stream.metadata() or {}
-            arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise StorageError(f"{path}: no such file") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CorruptStorage(f"{path}: not a readable result ({error})") from error
-    if "partita" not in metadata:
-        raise CorruptStorage(f"{path}: was not written by Partita")
-    if metadata.get("sha256") != content_digest(arrays, metadata["partita"]):
-        raise CorruptStorage(f"{path}: its contents are not what was written")
-    about = json.loads(metadata["partita"])
-    if about["format"] != FORMAT:
-        raise RunMismatch(
-            f"{path}: format {about['format']}, this version reads {FORMAT}: use the version that wrote it"
-        )
-    return arrays, about

@@ -2,8 +2,10 @@
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -14,11 +16,13 @@ from partita.accounting import SiteWork
 from partita.checks import check_count
 from partita.families import Family
 from partita.models import Hyper
+from partita.text import clean
 
 Row = dict[str, Any]
 
 # Seconds until the first line about progress where there is no bar, and from one to the next.
 FIRST_LINE, BETWEEN_LINES = 2.0, 5.0
+MOST_OF_LINE = 1000
 
 
 @dataclass(frozen=True)
@@ -130,13 +134,17 @@ class Progress:
     """How far a run is: a Rich bar on a terminal or in a notebook, elsewhere a line of plain text now and then.
 
     `fit(..., callbacks=[Progress()])` is enough: `fit` enters callbacks that are context managers. Whatever else takes
-    its time calls `show`. On standard error, with `console=None`; with `quiet`, nowhere.
+    its time calls `show`. On standard error, with `console=None`; with `quiet`, nowhere. A `patient` one says nothing
+    of what is done within two seconds, and after that what there is to say, even if it has not been told of anything.
     """
 
-    def __init__(self, label: str = "fitting", console: Any = None, quiet: bool = False):
-        self.label, self._console, self._quiet = label, console, quiet
+    def __init__(self, label: str = "fitting", console: Any = None, quiet: bool = False, patient: bool = False):
+        self.label, self._console, self._quiet, self._patient = label, console, quiet, patient
         self._bar: Any = None
         self._entered = 0
+        # A patient one begins to speak in a thread of its own.
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None
 
     def __enter__(self) -> "Progress":
         self._entered += 1
@@ -146,34 +154,53 @@ class Progress:
             self._console = self._console or Console(stderr=True)
             # The last words, those that were printed last, and when there may be others.
             self._words, self._printed, self._next = "", "", time.monotonic() + FIRST_LINE
-            if self._console.is_terminal or self._console.is_jupyter:
+            if self._patient:
+                self._timer = threading.Timer(FIRST_LINE, self._begin)
+                self._timer.daemon = True
+                self._timer.start()
+            elif self._console.is_terminal or self._console.is_jupyter:
                 self._start_bar()
         return self
+
+    def _begin(self) -> None:
+        """Two seconds have passed: a bar, or a first line."""
+        with self._lock:
+            if not self._entered:
+                return
+            if self._console.is_terminal or self._console.is_jupyter:
+                self._start_bar()
+            elif not self._printed:
+                self._next = time.monotonic() + BETWEEN_LINES
+                self._printed = self._words or f"{self.label}: at work"
+                self.say(self._printed)
 
     def _start_bar(self) -> None:
         from rich import progress
 
         columns: Sequence[Any] = (
-            progress.TextColumn("{task.description:<28}"),
+            progress.TextColumn("{task.description:<28}", markup=False),
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
-            progress.TextColumn("{task.fields[note]}"),
+            progress.TextColumn("{task.fields[note]}", markup=False),
             progress.TimeElapsedColumn(),
         )
         # What goes to a file or a pipe must not end up above the bar.
         self._bar = progress.Progress(*columns, console=self._console, redirect_stdout=sys.stdout.isatty())
         self._bar.start()
-        self._task = self._bar.add_task(self.label, total=None, note="")
+        self._task = self._bar.add_task(clean(self.label), total=None, note="")
 
     def __exit__(self, *_: object) -> None:
-        self._entered -= 1
-        if self._entered or self._quiet:
-            return
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        elif self._printed and self._words != self._printed:
-            self.say(self._words)
+        with self._lock:
+            self._entered -= 1
+            if self._entered or self._quiet:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+            elif self._printed and self._words and self._words != self._printed:
+                self.say(self._words)
 
     def __call__(self, event: Event) -> None:
         energy = "" if event.free_energy is None else f"free energy {event.free_energy:.2f}"
@@ -184,19 +211,38 @@ class Progress:
         """How far it is; where there is no bar to be filled, in words."""
         if self._quiet:
             return
-        if self._bar is not None:
-            self._bar.update(self._task, description=label or self.label, total=total, completed=done, note=note)
-            return
-        far = words or ("" if total is None else f"{done} of {total}")
-        self._words = f"{label or self.label}: " + ", ".join(part for part in (far, note) if part)
-        if time.monotonic() >= self._next and self._words != self._printed:
-            self._next, self._printed = time.monotonic() + BETWEEN_LINES, self._words
-            self.say(self._words)
+        label = clean(label or self.label)
+        with self._lock:
+            if self._bar is not None:
+                self._bar.update(self._task, description=label, total=total, completed=done, note=clean(note))
+                return
+            far = words or ("" if total is None else f"{done} of {total}")
+            self._words = f"{label}: " + ", ".join(part for part in (far, note) if part)
+            if time.monotonic() >= self._next and self._words != self._printed:
+                self._next, self._printed = time.monotonic() + BETWEEN_LINES, self._words
+                self.say(self._words)
 
     def say(self, words: str) -> None:
         """A line that stays."""
         if not self._quiet:
-            self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+            words = clean(words, MOST_OF_LINE)
+            self._console.print(words, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def with_progress(label: str, callbacks: Sequence[Callback], quiet: bool) -> Iterator[Sequence[Callback]]:
+    """These callbacks, and patient progress: unless somebody is told of it already, or nobody wants to be."""
+    if quiet or any(isinstance(one, Progress | JsonLines) for one in callbacks):
+        yield callbacks
+    else:
+        with Progress(label, patient=True) as progress:
+            yield [*callbacks, progress]
+
+
+def notice(words: str, quiet: bool = False) -> None:
+    """A line on standard error for people to read."""
+    with Progress(quiet=quiet, patient=True) as progress:
+        progress.say(words)
 
 
 def to_json(row: Row) -> str:

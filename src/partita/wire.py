@@ -1,4 +1,4 @@
-"""What both sides of a federation call things; imports nothing heavy, because Flower starts a process per message."""
+"""What both sides of a federation call things."""
 
 from typing import Literal
 

@@ -8,11 +8,14 @@ from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal, norm
 
 import partita as pt
+from partita.engines.ray import Holder
 from partita.errors import InputError
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
 from partita.free_energy import LocalProblem
+from partita.messages import encoded_question
 from partita.references import comparisons, problems
+from partita.run import prepared
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 
 GENERATOR = np.random.default_rng(3)
@@ -77,6 +80,7 @@ def test_ep_is_that_of_the_textbook_and_close_to_exact():
     assert_allclose(result.posterior.location, location, rtol=1e-6)
     assert_allclose(result.posterior.covariance, covariance, rtol=1e-6, atol=1e-7)
     assert_allclose(energy(result), estimate, atol=1e-5)
+    assert_allclose(result.log_evidence, estimate, atol=1e-7)
     mean, spread, evidence = exact_probit()
     assert_allclose(location, mean, atol=0.02)
     assert_allclose(covariance, spread, atol=0.1)
@@ -85,6 +89,21 @@ def test_ep_is_that_of_the_textbook_and_close_to_exact():
     variational = run(PROBIT, ROWS, FixedPoint())
     assert variational.log_evidence < evidence - 0.02
     assert np.all(np.diag(variational.posterior.covariance) < np.diag(covariance))
+
+
+def test_sites_across_a_wire_are_asked_with_their_factors():
+    result = run(PROBIT, ROWS, MomentMatching(), passes=2)
+    job = prepared(PROBIT, ROWS, solver=MomentMatching()).job()
+    holder = Holder(job, dict(enumerate(ROWS)), None, "none")
+    holder.prepare(dict.fromkeys(range(len(ROWS)), 1))
+    asked = {m: encoded_question(result.posterior, result.hyper, t) for m, t in enumerate(result.factors)}
+    said = holder.evaluate(asked)
+    assert_allclose([said[m] for m in range(len(ROWS))], result.expected_log_probs, rtol=1e-12)
+    assert_allclose(sum(said.values()) - result.posterior.kl(result.prior), result.log_evidence, rtol=1e-12)
+    # Without factors, they are asked for what a bound is made of.
+    plain = holder.evaluate({None: encoded_question(result.posterior, result.hyper)})
+    bound = pt.evidence(PROBIT, ROWS, result.posterior)
+    assert_allclose(sum(plain.values()) - result.posterior.kl(result.prior), bound, rtol=1e-12)
 
 
 def textbook_clutter_ep(passes=60):
@@ -124,6 +143,38 @@ def test_the_clutter_problem():
     mean = p @ grid / p.sum()
     assert_allclose(location, mean, atol=0.1)
     assert_allclose(energy(result), evidence, atol=0.1)
+    assert_allclose(result.log_evidence, evidence, atol=0.1)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.1])
+def test_the_evidence_of_a_gaussian_model_is_exact_for_every_power(power):
+    """After one pass already: its factors are those of the fixed point."""
+    model = pt.models.LinearRegression(2, noise=0.7, prior_scale=2.0, intercept=False)
+    y = X @ [1.5, -1.0] + GENERATOR.normal(size=12)
+    rows = [(X[i : i + 1], y[i : i + 1]) for i in range(len(y))]
+    result = run(model, rows, MomentMatching(power), passes=1)
+    exact = multivariate_normal(np.zeros(12), 4 * X @ X.T + 0.49 * np.eye(12)).logpdf(y)
+    assert_allclose(result.log_evidence, exact, atol=1e-8)
+
+
+@pytest.mark.parametrize("features", [1, 3])
+def test_the_evidence_of_ep_beside_numeric_integration(features):
+    """Of logistic regression, which the bound misses by more; small powers tend to the bound."""
+    generator = np.random.default_rng(features)
+    A = generator.normal(size=(12, features))
+    y = (A.sum(axis=1) + generator.logistic(size=12) > 0).astype(float)
+    model = pt.models.LogisticRegression(features, prior_scale=2.0, intercept=False)
+    rows = [(A[i : i + 1], y[i : i + 1]) for i in range(len(y))]
+    whole, small = (run(model, rows, MomentMatching(power), passes=15) for power in (1.0, 0.001))
+    axis = np.linspace(-16, 16, 4001 if features == 1 else 121)
+    theta = np.stack(np.meshgrid(*[axis] * features, indexing="ij"), axis=-1).reshape(-1, features)
+    logs = -np.logaddexp(0, -(theta @ A.T) * (2 * y - 1)).sum(axis=1) + norm.logpdf(theta, scale=2.0).sum(axis=1)
+    exact = np.log(np.exp(logs - logs.max()).sum()) + logs.max() + features * np.log(axis[1] - axis[0])
+    bound = run(model, rows, FixedPoint(), passes=15).log_evidence
+    assert abs(whole.log_evidence - exact) < 0.75 * (exact - bound)
+    assert_allclose(small.log_evidence, bound, atol=1e-3)
+    # The bound of the same posterior is there for whoever wants it.
+    assert pt.evidence(model, rows, whole.posterior) < bound
 
 
 def test_weighted_draws_agree_with_quadrature():

@@ -134,6 +134,8 @@ class AutoTempering(Tempering):
     returns: int = 0
     smooth: Smooth | None = None
     applied: Family | None = None
+    # Whose changes were applied: only theirs can be taken back, and not where others are folded.
+    sites: Sequence[int] = ()
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
         if self.smooth is not None and math.isfinite(free_energy):
@@ -154,14 +156,15 @@ class AutoTempering(Tempering):
         self.best = free_energy
 
     def temper(self, proposal: Proposal) -> Family:
-        if self.taking_back and self.applied is not None:
-            self.taking_back, self.share = False, 0.0
+        taking_back, self.taking_back = self.taking_back, False
+        if taking_back and self.applied is not None and list(self.sites) == list(proposal.sites):
+            self.share = 0.0
             self.returns += 1
             back = self.applied ** (self.settings.shrink - 1)
             self.applied = self.applied**self.settings.shrink
             return back
         self.share, self.returns = self.current, 0
-        self.applied = proposal.changes**self.current
+        self.applied, self.sites = proposal.changes**self.current, proposal.sites
         return self.applied
 
     def settle(self, accepted: float) -> None:

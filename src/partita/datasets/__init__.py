@@ -15,6 +15,7 @@ from partita.datasets.mnist import Split, read_mnist
 from partita.datasets.streams import read_banana, read_wam, simulated_arm
 from partita.datasets.tables import load_table as load_table
 from partita.errors import InputError
+from partita.files import MOST_TABLE, check_size
 
 WITH_SPLIT = ("mnist", "banana", "barrett-wam")
 NAMES = ("breast-cancer", "diabetes", "digits", "simulated-arm", "wine", *WITH_SPLIT)
@@ -85,6 +86,7 @@ def read_header(path: Path) -> list[str]:
 def _read_rows(path: Path, most: int | None = None) -> list[list[str]]:
     """The header and the rows of a CSV file, as text."""
     try:
+        check_size(path, MOST_TABLE)
         with path.open(newline="", encoding="utf-8") as stream:
             rows = list(islice((row for row in csv.reader(stream) if row), most))
     except OSError as error:
@@ -125,9 +127,19 @@ def standardised(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
     """Columns with mean 0 and standard deviation 1, by the figures of `like` (X itself, if not given)."""
     X = np.asarray(X, float)
     reference = X if like is None else np.asarray(like, float)
-    centre, spread = reference.mean(axis=0), reference.std(axis=0)
+    centre, unit, varies = _units(reference)
+    return np.where(varies, (X - centre) / unit, 0.0)
+
+
+def column_units(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What `standardised` subtracts from columns, and divides them by: one, where they do not vary."""
+    return _units(np.asarray(X, float))[:2]
+
+
+def _units(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    centre, spread = X.mean(axis=0), X.std(axis=0)
     varies = spread > 1e-12 * np.abs(centre)
-    return np.where(varies, (X - centre) / np.where(varies, spread, 1.0), 0.0)
+    return centre, np.where(varies, spread, 1.0), varies
 
 
 def train_test(arrays: Sequence[Any], share: float = 0.2, seed: int = 0) -> tuple[tuple, tuple]:

@@ -8,9 +8,12 @@ import numpy as np
 
 from partita.datasets.places import needed
 from partita.errors import InputError
+from partita.files import read_file
 
 # More words than any vocabulary has.
 MOST_WORDS = 10_000_000
+# Bytes of a collection.
+MOST_TEXT = 1_000_000_000
 
 
 def load_documents(name: str = "ap", folder: str | os.PathLike[str] | None = None) -> tuple[Any, list[str]]:
@@ -50,6 +53,6 @@ def load_documents(name: str = "ap", folder: str | os.PathLike[str] | None = Non
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_file(path, MOST_TEXT).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as text ({error})") from None

@@ -13,11 +13,13 @@ import numpy as np
 
 from partita.datasets.places import cache, found
 from partita.errors import InputError
+from partita.files import check_size
 
 FILE = "mnist.npz"
 SOURCE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 SHA256 = "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
 LARGEST = 16 * 2**20
+LARGEST_UNPACKED = 64 * 2**20
 SECONDS = 30.0
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -28,7 +30,10 @@ def read_mnist(folder: str | os.PathLike[str] | None = None) -> Split:
     """Training and test part as (pixels, labels): rows of 784 bytes, and whole numbers from 0 to 9."""
     path = _find(folder)
     try:
+        check_size(path, LARGEST_UNPACKED)
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            if sum(part.file_size for part in archive.zip.infolist()) > LARGEST_UNPACKED:
+                raise ValueError(f"more than {LARGEST_UNPACKED} bytes when unpacked")
             arrays = {name: np.asarray(archive[name]) for name in archive.files if name in ARRAYS}
             names = ", ".join(archive.files) or "none"
     except OSError as error:

@@ -7,6 +7,7 @@ import numpy as np
 
 from partita.datasets.places import needed
 from partita.errors import InputError
+from partita.files import MOST_TABLE, check_size
 
 TABLES = ("bacteria", "Contraception", "epil", "Garch", "radon", "sleepstudy")
 
@@ -20,8 +21,12 @@ def load_table(name: str, folder: str | os.PathLike[str] | None = None) -> dict[
     if name not in TABLES:
         raise InputError(f"table {name!r} is not known: use one of {', '.join(TABLES)}")
     path = needed(f"tables/{name}.csv", folder, "Rdatasets (vincentarelbundock.github.io/Rdatasets)")
-    with path.open(newline="", encoding="utf-8") as stream:
-        header, *rows = list(csv.reader(stream))
+    try:
+        check_size(path, MOST_TABLE)
+        with path.open(newline="", encoding="utf-8") as stream:
+            header, *rows = list(csv.reader(stream))
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as a table ({error})") from None
     if not rows or any(len(row) != len(header) for row in rows):
         raise InputError(f"{path}: expected as many cells in every row as in the header")
     columns = zip(*rows, strict=True)

@@ -58,8 +58,11 @@ class Engine(Protocol):
         """Wait for at least one update, or for news of a site."""
         ...
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
-        """E_q[log p(y_m | θ)] for every site that answers."""
+    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
+        """E_q[log p(y_m | θ)] for every site that answers.
+
+        With the factors of all sites, which come where the job's solver `values_factor`: what it puts in that place.
+        """
         ...
 
     def close(self) -> None: ...
@@ -192,8 +195,10 @@ class Worker:
             for i, task in enumerate(tasks)
         ]
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
-        """E_q[log p(y_m | θ)] for every site here."""
+    def evaluate(
+        self, posterior: Family, hyper: Hyper, factors: Mapping[int, Family] | None = None
+    ) -> dict[int, float]:
+        """E_q[log p(y_m | θ)] for every site here, or what the solver puts in its place, given these factors."""
         job = self.job
         values: dict[int, float] = {}
         with precision(job.model.dtype):
@@ -201,8 +206,10 @@ class Worker:
                 for sites in self._parts(shape, group):
                     found = _evaluate_sites(
                         job.model,
+                        job.solver,
                         job.expectation,
                         posterior,
+                        None if factors is None else _as_stack([factors[site] for site in sites]),
                         _array_hyper(hyper, job.model),
                         np.asarray(job.seed, np.uint32),
                         self._stacked(shape, sites),
@@ -358,18 +365,18 @@ def _changes(begin: Family, factors: Family, messages: Family, finite: Array) ->
 @eqx.filter_jit
 def _evaluate_sites(
     model: AbstractModel,
+    solver: Solver,
     expectation: Expectation,
     posterior: Family,
+    factors: Family | None,
     hyper: Hyper,
     seed: Array,
     shards: Shard,
     sites: Array,
 ) -> Array:
-    view = posterior.mean() if expectation.of_mean else posterior
-
-    def evaluate(args: tuple[Shard, Array]) -> Array:
-        shard, site = args
+    def evaluate(args: tuple[Family | None, Shard, Array]) -> Array:
+        factor, shard, site = args
         key = site_key(seed, site, jnp.asarray(EVALUATION, jnp.uint32))
-        return LocalProblem(model, expectation, posterior, shard, hyper).expected_log_prob(view, key)
+        return solver.value(LocalProblem(model, expectation, posterior, shard, hyper), posterior, factor, key)
 
-    return jax.lax.map(evaluate, (shards, sites))
+    return jax.lax.map(evaluate, (factors, shards, sites))

@@ -1,6 +1,8 @@
 """Sites of a federation, over Flower: each has a key, holds its data, and answers when it is there."""
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -12,12 +14,15 @@ from partita.engines.base import Job, read_answer
 from partita.errors import InputError, Stalled
 from partita.families import Family
 from partita.ledger import Task
-from partita.messages import Arrival, Compression, Notice, encoded_question, encoded_task, largest
+from partita.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
 from partita.models import Hyper, prior_of
+from partita.text import clean
 from partita.wire import RECORD, Question
 
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
+# Seconds that are waited for what comes, before whatever else there is to do is done.
+FETCH = 1.0
 
 
 @dataclass
@@ -45,9 +50,9 @@ class Peer:
         return self.ready and self.node is not None
 
     def lost(self, problem: str) -> None:
-        """It cannot be asked for a while; what a site says of that is shown on terminals, so only what is printable."""
+        """It cannot be asked for a while."""
         self.ready = False
-        self.problem = "".join(letter if letter.isprintable() else " " for letter in problem)[:1000]
+        self.problem = clean(problem, MOST_REASON)
         self.not_before = time.monotonic() + self.wait
         self.wait = min(2 * self.wait, LONGEST_WAIT)
 
@@ -114,6 +119,10 @@ class Flower:
         self._asked: dict[str, Asked] = {}
         self._notices: list[Arrival] = []
         self._evaluated: dict[int, float] = {}
+        # Sites whose answers are being fetched, what has been fetched, and when that was begun last.
+        self._fetching: set[int] = set()
+        self._found: deque[tuple[list[str], list[Any] | Exception]] = deque()
+        self._fetched = -np.inf
         self._opened = self._heard = time.monotonic()
         self._looked = -np.inf
         self._assemble()
@@ -199,7 +208,7 @@ class Flower:
             self._looked = now
             self._greet()
             self.watch(self.peers)
-        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+        for reply in self._replies(now):
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is not None:
                 self._answered(asked, reply)
@@ -207,6 +216,48 @@ class Flower:
             if now - asked.since > self.timeout:
                 del self._asked[number]
                 self._failed(asked, f"did not answer within {self.timeout:g} s")
+
+    def _replies(self, now: float) -> list[Any]:
+        """What has come. Each site's is fetched by itself: Flower waits for the rest of an answer that has begun to
+        come, and whoever does not send it holds up nobody else."""
+        waiting: dict[int, list[str]] = {}
+        for number, asked in self._asked.items():
+            if asked.site not in self._fetching:
+                waiting.setdefault(asked.site, []).append(number)
+        if waiting and now - self._fetched > self.poll * len(waiting) / 8:
+            self._fetched = now
+            self._fetching |= waiting.keys()
+            fetchers = [threading.Thread(target=self._fetch, args=one, daemon=True) for one in waiting.items()]
+            for fetcher in fetchers:
+                fetcher.start()
+            for fetcher in fetchers:
+                fetcher.join(max(0.0, now + FETCH - time.monotonic()))
+        found: list[Any] = []
+        while self._found:
+            numbers, replies = self._found.popleft()
+            if isinstance(replies, Exception):
+                self._unreadable(numbers, replies)
+            else:
+                found += replies
+        return found
+
+    def _fetch(self, site: int, numbers: list[str]) -> None:
+        try:
+            self._found.append((numbers, list(self.grid.pull_messages(numbers))))
+        except Exception as error:
+            self._found.append((numbers, error))
+        finally:
+            self._fetching.discard(site)
+
+    def _unreadable(self, numbers: list[str], error: Exception) -> None:
+        """A site's bytes that Flower cannot make a message of; or Flower itself cannot be reached."""
+        import httpx
+
+        if isinstance(error, httpx.HTTPError):
+            raise error
+        for number in numbers:
+            if (asked := self._asked.pop(number, None)) is not None:
+                self._failed(asked, f"what it answered is no message: {type(error).__name__}")
 
     def _greet(self) -> None:
         """Ask those who are connected, and have not said that they can work, how they are."""
@@ -234,7 +285,7 @@ class Flower:
             self._failed(asked, f"Flower says: {reply.error.reason or reply.error.code}")
             return
         peer.last_seen = time.time()
-        record = reply.content.get(RECORD, {})
+        record = reply.content.get(RECORD, {}) if reply.has_content() else {}
         payload = record.get("payload")
         if "error" in record:
             self._failed(asked, str(record["error"]))
@@ -265,12 +316,15 @@ class Flower:
         else:
             self._failed(asked, "what it said of itself cannot be read")
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
         self._evaluated = {}
-        question = encoded_question(posterior, hyper)
         now = time.monotonic()
         ready = [site for site, peer in enumerate(self.peers) if peer.can_work]
-        self._push([(Asked(site, "evaluate", now), question) for site in ready])
+        if factors is None:
+            questions = dict.fromkeys(ready, encoded_question(posterior, hyper))
+        else:
+            questions = {site: encoded_question(posterior, hyper, factors[site]) for site in ready}
+        self._push([(Asked(site, "evaluate", now), question) for site, question in questions.items()])
         while any(asked.kind == "evaluate" for asked in self._asked.values()):
             self._look()
             time.sleep(self.poll)

@@ -55,8 +55,8 @@ class InProcess:
         updates = completed(tasks, self._worker.refine(tasks))
         return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
-        return self._worker.evaluate(posterior, hyper)
+    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
+        return self._worker.evaluate(posterior, hyper, None if factors is None else dict(enumerate(factors)))
 
     def close(self) -> None:
         del self._worker, self._queue

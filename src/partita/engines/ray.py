@@ -2,9 +2,11 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -64,9 +66,13 @@ class Holder:
         updates = self._worker.refine([decoded_task(task, self._like) for task in tasks])
         return [(update.site, encoded_update(update, self._compression)) for update in updates]
 
-    def evaluate(self, question: bytes) -> dict[int, float]:
+    def evaluate(self, questions: Mapping[int | None, bytes]) -> dict[int, float]:
+        """One question for all sites here, as None's; or one for each, with its factor."""
         assert self._worker is not None
-        return self._worker.evaluate(*decoded_question(question, self._like))
+        asked = {site: decoded_question(question, self._like) for site, question in questions.items()}
+        posterior, hyper, _ = next(iter(asked.values()))
+        factors = {site: factor for site, (_, _, factor) in asked.items() if site is not None and factor is not None}
+        return self._worker.evaluate(posterior, hyper, factors or None)
 
 
 @dataclass
@@ -90,7 +96,8 @@ class Ray:
     A Ray cluster is one trust domain: whoever can reach it can run code on it.
 
     Args:
-        address: of an existing cluster; else a local one is started, and stopped with the run, unless Ray runs already.
+        address: of an existing cluster; else one is started that listens to this machine only, and is stopped with the
+            run, unless Ray runs already.
         actors: at most so many; by default as many as the cluster has processors.
         timeout: seconds that a call may take, compilation included.
         patience: seconds without any answer, after which a run stops with `Stalled`; it can be resumed.
@@ -121,7 +128,11 @@ class Ray:
         self._own = not self._ray.is_initialized()
         if self._own:
             quiet = {"log_to_driver": False, "configure_logging": False}
-            self._ray.init(self.address, **quiet, **({} if self.address else {"include_dashboard": False}))
+            if self.address:
+                self._ray.init(self.address, **quiet)
+            else:
+                with on_loopback():
+                    self._ray.init(include_dashboard=False, **quiet)
         try:
             self._begin(job, shards)
         except BaseException:
@@ -248,11 +259,14 @@ class Ray:
         for call in calls:
             self._ask(group, call.tasks)
 
-    def evaluate(self, posterior: Family, hyper: Hyper) -> dict[int, float]:
+    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
         values: dict[int, float] = {}
         alive = [group for group, left in enumerate(self._left) if left >= 0]
-        question = self._ray.put(encoded_question(posterior, hyper))
-        calls = [self._handles[group].evaluate.remote(question) for group in alive]
+        if factors is None:
+            questions = dict.fromkeys(alive, self._ray.put({None: encoded_question(posterior, hyper)}))
+        else:
+            questions = {group: self._questions(group, posterior, hyper, factors) for group in alive}
+        calls = [self._handles[group].evaluate.remote(asked) for group, asked in questions.items()]
         for call in calls:
             try:
                 values |= self._ray.get(call, timeout=self.timeout)
@@ -260,12 +274,37 @@ class Ray:
                 continue
         return values
 
+    def _questions(self, group: int, posterior: Family, hyper: Hyper, factors: Sequence[Family]) -> dict[int, bytes]:
+        sites = [site for site, own in self._group.items() if own == group]
+        return {site: encoded_question(posterior, hyper, factors[site]) for site in sites}
+
     def close(self) -> None:
         for handle in getattr(self, "_handles", []):
             if handle is not None:
                 self._ray.kill(handle)
         if self._own:
             self._ray.shutdown()
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """A cluster that is begun here listens to this machine only, as Ray does by itself on macOS and Windows.
+
+    On Linux it would listen to everybody; an address of its own does not change that, and it takes 127.0.0.1 for a
+    mistake. What it reads is an environment variable, once, when it is imported, and by the processes that it starts.
+    """
+    constants: Any = import_module("ray._private.ray_constants")
+    name = constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    given, enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
+    os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        if given is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = given
 
 
 def import_ray() -> Any:

@@ -8,7 +8,6 @@ from functools import reduce
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -17,14 +16,15 @@ from partita import schedules
 from partita.columns import Columns, check_columns
 from partita.damping import Damping
 from partita.errors import InputError, RunMismatch
-from partita.families import Family, NormalGamma
+from partita.families import Family
+from partita.families.marginals import Marginals
 from partita.hyper import LearnHyper
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
-from partita.models.linear import LinearPredictor, in_units_of_data
+from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.result import Result, unpacked
 from partita.run import fit as fit_sites
 from partita.run import partial_fit as fit_batch
-from partita.schedules import Schedule, Synchronous
+from partita.schedules import OnePass, Schedule, Synchronous
 from partita.shards import as_numbers, check_rows
 from partita.solvers import Solver
 from partita.storage import read_arrays, write_arrays
@@ -102,10 +102,13 @@ class _Partitioned(BaseEstimator):
         return self
 
     def _fitted(self, shards: Sequence[Any], factors: Sequence[Family] | None = None) -> Result:
+        model, schedule = self._model, self.schedule
+        if schedule is None:
+            schedule = OnePass() if model.exact else Synchronous(rounds=100)
         return fit_sites(
-            self._model,
+            model,
             shards,
-            schedule=Synchronous(rounds=100) if self.schedule is None else self.schedule,
+            schedule=schedule,
             solver=self.solver,
             damping=self.damping,
             hyper=self._hyper(),
@@ -297,47 +300,38 @@ class _Partitioned(BaseEstimator):
 
     # What linear models say about their coefficients, in the units of the data.
 
-    def _coefficients(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Means and covariances of (coefficients, intercept), one block per output; and degrees of freedom."""
+    def _coefficients(self) -> Marginals:
+        """Of the coefficients and the intercept, one output after the other."""
         check_is_fitted(self, "result_")
         model: Any = self.result_.model
         if not isinstance(model, LinearPredictor):
             raise AttributeError("coefficients: a network has none: use predict")
         posterior: Any = self.result_.posterior
-        outputs, columns = model.outputs, model.columns
-        mean = np.asarray(posterior.location).reshape(outputs, columns)
-        if isinstance(posterior, NormalGamma):
-            freedom = 2 * float(posterior.shape)
-            covariance = np.linalg.inv(posterior.precision) * float(posterior.rate) / float(posterior.shape)
-        else:
-            freedom = np.inf
-            precision = np.asarray(posterior.precision)
-            covariance = np.diag(1 / precision.ravel()) if self.posterior == "mean-field" else np.linalg.inv(precision)
-        blocks = covariance.reshape(outputs, columns, outputs, columns)
-        covariances = np.stack([blocks[i, :, i, :] for i in range(outputs)])
-        return *in_units_of_data(mean, covariances, self._mean, self._deviation), freedom
+        T = to_units_of_data(self._mean, self._deviation)
+        return posterior.marginals(np.kron(np.eye(model.outputs), T))
+
+    def _shaped(self, values: np.ndarray) -> np.ndarray:
+        """[outputs, coefficients and intercept]; of a regression there is one output."""
+        shaped = values.reshape(-1, self.n_features_in_ + 1)
+        return shaped if isinstance(self, ClassifierMixin) else shaped[0]
 
     @property
     def coef_(self) -> np.ndarray:
         """Posterior means of the coefficients, in the units of the data."""
-        mean = self._coefficients()[0][:, :-1]
-        return mean if isinstance(self, ClassifierMixin) else mean[0]
+        return self._shaped(self._coefficients().mean)[..., :-1]
 
     @property
     def intercept_(self) -> Any:
         """Posterior means of the intercepts, in the units of the data."""
-        mean = self._coefficients()[0][:, -1]
-        return mean if isinstance(self, ClassifierMixin) else float(mean[0])
+        mean = self._shaped(self._coefficients().mean)[..., -1]
+        return mean if isinstance(self, ClassifierMixin) else float(mean)
 
     def intervals(self, level: float = 0.95) -> np.ndarray:
         """Between which values each coefficient is believed to be: shaped as `coef_`, with a last axis of two."""
         if not 0 < level < 1:
             raise InputError(f"level: expected a number between 0 and 1, got {level}")
-        mean, covariance, freedom = self._coefficients()
-        quantile = ndtri(0.5 + level / 2) if np.isinf(freedom) else stdtrit(freedom, 0.5 + level / 2)
-        half = quantile * np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))[:, :-1]
-        found = np.stack([mean[:, :-1] - half, mean[:, :-1] + half], axis=-1)
-        return found if isinstance(self, ClassifierMixin) else found[0]
+        ends = self._coefficients().interval(level)
+        return np.stack([self._shaped(end)[..., :-1] for end in ends], axis=-1)
 
 
 class PartitionedClassifier(ClassifierMixin, _Partitioned):
@@ -350,7 +344,7 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         hidden: sizes of hidden layers; none: a linear model.
         prior_scale: standard deviation of the weights under the prior, for standardised inputs.
         posterior: "full" covariances of a linear model's weights, or "mean-field"; networks are mean-field.
-        schedule: who works next; by default a hundred synchronous rounds.
+        schedule: who works next; by default a hundred synchronous rounds, or one pass where that is exact.
         solver: how a site refines its factor; chosen for the model, if not given.
         damping: the share of a proposed change that is taken.
         standardise: inputs, by their means and deviations; a stream keeps those of its first batch.
@@ -410,11 +404,43 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
 class PartitionedRegressor(RegressorMixin, _Partitioned):
     """Bayesian linear regression, or a network, from data at several sites or from a stream.
 
-    A linear model's noise is a parameter too, so predictions follow a Student t; a network's is learnt as a number.
-    Targets are standardised as inputs are. See `PartitionedClassifier` for the arguments.
+    A linear model's noise is a parameter too; a network's is learnt as a number. Targets are standardised, as inputs
+    are.
+
+    Args:
+        noise_scale: scale of a linear model's noise under the prior, half a Student t with three degrees of freedom,
+            for standardised targets. The intercept's prior is ten times as wide as that of the weights. See
+            `PartitionedClassifier` for the others.
     """
 
     _remembered = ("_centre", "_unit")
+
+    def __init__(
+        self,
+        hidden: Sequence[int] | None = None,
+        *,
+        prior_scale: float = 1.0,
+        noise_scale: float = 1.0,
+        posterior: Literal["full", "mean-field"] = "full",
+        schedule: Schedule | None = None,
+        solver: Solver | None = None,
+        damping: float | str | Damping = "auto",
+        standardise: bool = True,
+        random_state: int = 0,
+        verbose: bool = False,
+    ):
+        super().__init__(
+            hidden,
+            prior_scale=prior_scale,
+            posterior=posterior,
+            schedule=schedule,
+            solver=solver,
+            damping=damping,
+            standardise=standardise,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.noise_scale = noise_scale
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
         check_columns(None, X)
@@ -429,7 +455,8 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         if self.standardise:
             self._centre = float(np.average(y, weights=weights))
             deviation = float(np.sqrt(np.average((y - self._centre) ** 2, weights=weights)))
-            self._unit = deviation if deviation > 1e-12 * abs(self._centre) else 1.0
+            # Of one row, or of equal ones, nothing but their size is known.
+            self._unit = deviation if deviation > 1e-12 * abs(self._centre) else abs(self._centre) or 1.0
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
         return (y - self._centre) / self._unit
@@ -442,7 +469,12 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         # Only a full posterior has the noise as a parameter; otherwise it is learnt as a number.
         noise = None if self.posterior == "full" else 0.5
         return LinearRegression(
-            features=self.n_features_in_, noise=noise, prior_scale=self.prior_scale, posterior=self.posterior
+            features=self.n_features_in_,
+            noise=noise,
+            noise_scale=self.noise_scale,
+            prior_scale=self.prior_scale,
+            intercept_scale=10 * self.prior_scale,
+            posterior=self.posterior,
         )
 
     def _hyper(self, rows: float = 0.0) -> LearnHyper | None:
@@ -453,11 +485,9 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         # n rows tell of the logarithm of Gaussian noise with a Fisher information of 2n.
         return LearnHyper(names="noise", prior={"noise": (self.result_.hyper["noise"], (2 * rows) ** -0.5)})
 
-    def _coefficients(self) -> tuple[np.ndarray, np.ndarray, float]:
-        mean, covariance, freedom = super()._coefficients()
-        mean, covariance = self._unit * mean, self._unit**2 * covariance
-        mean[:, -1] += self._centre
-        return mean, covariance, freedom
+    def _coefficients(self) -> Marginals:
+        shift = np.append(np.zeros(self.n_features_in_), self._centre)
+        return super()._coefficients().scaled(self._unit).shifted(shift)
 
     @property
     def log_evidence_(self) -> float:

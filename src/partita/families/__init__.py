@@ -8,12 +8,13 @@ from partita.families.independent import Independent
 from partita.families.normal_conjugate import NormalGamma, NormalWishart
 from partita.families.product import FAMILY_OF, Product
 from partita.families.simplex import Beta, Categorical, Dirichlet
+from partita.families.weights_and_noise import WeightsAndNoise
 
 REGISTRY: dict[str, type[Family]] = {
     family.__name__: family
     for family in (
         MeanField, Gaussian, Gamma, Beta, Dirichlet, Categorical, NormalGamma, NormalWishart, Product,
-        Independent,
+        Independent, WeightsAndNoise,
     )
 }  # fmt: skip
 FAMILY_OF.update({family.Mean: family for family in REGISTRY.values()})

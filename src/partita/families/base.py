@@ -25,12 +25,17 @@ def inner(natural: Any, mean: Any) -> Array:
 
 @dataclass_transform(frozen_default=True)
 class Tree:
-    """A frozen dataclass that JAX sees as a tree of its fields: like Equinox's modules, with nothing around methods."""
+    """A frozen dataclass that JAX sees as a tree of its fields: like Equinox's modules, with nothing around methods.
+
+    Fields that are named `fixed` are part of its structure instead, and have to be plain values.
+    """
+
+    fixed: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
-        jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=[])
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in cls.fixed]  # type: ignore[arg-type]
+        jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=list(cls.fixed))
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self, width=120)
@@ -38,6 +43,8 @@ class Tree:
 
 class Family(Tree):
     """exp(⟨η, T(θ)⟩), a density up to scale; the fields of a subclass are its natural parameters η.
+
+    Where a family has a `carrier`, densities are relative to that measure instead of dθ.
 
     All-zero fields are the constant function one, so a factor starts as `prior ** 0`. Multiplying
     densities adds fields, dividing subtracts, a power scales. A product or quotient may be improper;
@@ -109,10 +116,18 @@ class Family(Tree):
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]
         return jnp.all(jnp.stack(finite)) & is_inside(self.cone())
 
+    def log_carrier(self, params: Any) -> Array | float:
+        """The logarithm of the measure that densities are relative to."""
+        return 0.0
+
+    def expected_log_carrier(self) -> Array | float:
+        """Its expectation."""
+        return 0.0
+
     @in_own_precision
     def log_prob(self, params: Any) -> Array:
         """log q(θ) of the normalised density."""
-        return inner(self, self.statistics(params)) - self.log_partition()
+        return inner(self, self.statistics(params)) + self.log_carrier(params) - self.log_partition()
 
     @in_own_precision
     def expected_log(self, factor: Self) -> Array:
@@ -121,8 +136,8 @@ class Family(Tree):
 
     @in_own_precision
     def entropy(self) -> Array:
-        """H[q] = A(η) - ⟨η, μ⟩."""
-        return self.log_partition() - inner(self, self.mean())
+        """H[q] = A(η) - ⟨η, μ⟩ - E[log carrier]."""
+        return self.log_partition() - inner(self, self.mean()) - self.expected_log_carrier()
 
     @in_own_precision
     def kl(self, other: Self) -> Array:

@@ -12,6 +12,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from partita.errors import InputError
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
+from partita.families.marginals import Marginals
 from partita.runtime import Array, as_array, cheap_normal, in_own_precision, is_traced, same_structure
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -171,6 +172,13 @@ class MeanField(Family):
     def project(self, X: Array) -> tuple[Array, Array]:
         return _diagonal_project(self.location, self.variance, X)
 
+    def marginals(self, T: np.ndarray) -> Marginals:
+        """Of T θ, row by row of T, over all coordinates in order."""
+        location, variance = (
+            np.concatenate([np.ravel(a) for a in jax.tree.leaves(t)]) for t in (self.location, self.variance)
+        )
+        return Marginals.normal(T @ location, np.sqrt(T**2 @ variance))
+
     def cone(self) -> Cone:
         return Cone(positive=tuple(jax.tree.leaves(self.precision)))
 
@@ -285,6 +293,10 @@ class Gaussian(Family):
         """Mean and variance of Xθ."""
         half = solve_triangular(self._cholesky(), X.T, lower=True)  # L⁻¹ Xᵀ
         return X @ self.location, jnp.sum(half**2, axis=0)
+
+    def marginals(self, T: np.ndarray) -> Marginals:
+        """Of T θ, row by row of T."""
+        return Marginals.normal(T @ self.location, np.sqrt(np.sum((T @ self.covariance) * T, axis=1)))
 
     def cone(self) -> Cone:
         return Cone(definite=(self.precision,))

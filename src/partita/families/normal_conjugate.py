@@ -18,7 +18,7 @@ from partita.families.gaussian import LOG_2PI
 from partita.runtime import Array, as_array, in_own_precision, is_traced
 
 
-def _bordered(matrix: Array, border: Array, corner: Array) -> Array:
+def bordered(matrix: Array, border: Array, corner: Array) -> Array:
     """[[matrix, border], [borderᵀ, corner]], for one or a stack of them."""
     xp = jnp if is_traced((matrix, border, corner)) else np
     top = xp.concatenate([matrix, border[..., None]], axis=-1)
@@ -30,12 +30,12 @@ def _log_det(cholesky: Array) -> Array:
     return 2 * jnp.sum(jnp.log(jnp.diag(cholesky)))
 
 
-def _lower_free(matrix: Array) -> tuple[Array, Array]:
+def lower_free(matrix: Array) -> tuple[Array, Array]:
     L = jnp.linalg.cholesky(matrix)
     return jnp.log(jnp.diag(L)), jnp.tril(L, -1)
 
 
-def _from_lower_free(log_diagonal: Array, lower: Array) -> Array:
+def from_lower_free(log_diagonal: Array, lower: Array) -> Array:
     L = jnp.tril(lower, -1) + jnp.diag(jnp.exp(log_diagonal))
     return L @ L.T
 
@@ -140,17 +140,17 @@ class NormalGamma(Family):
         return NormalGammaParams(m + spread.reshape(noise.shape) / jnp.sqrt(tau)[..., None], tau)
 
     def cone(self) -> Cone:
-        bordered = _bordered(self.precision, self.precision_times_location, self.scatter)
-        return Cone(positive=(self.shape,), definite=(bordered,))
+        matrix = bordered(self.precision, self.precision_times_location, self.scatter)
+        return Cone(positive=(self.shape,), definite=(matrix,))
 
     @in_own_precision
     def to_free(self) -> Any:
-        return jnp.log(self.shape), jnp.log(self.rate), self.location, _lower_free(self.precision)
+        return jnp.log(self.shape), jnp.log(self.rate), self.location, lower_free(self.precision)
 
     @in_own_precision
     def from_free(self, free: Any) -> Self:
         log_shape, log_rate, location, lower = free
-        return self.from_parameters(location, _from_lower_free(*lower), jnp.exp(log_shape), jnp.exp(log_rate))
+        return self.from_parameters(location, from_lower_free(*lower), jnp.exp(log_shape), jnp.exp(log_rate))
 
 
 class NormalWishartMean(Tree):
@@ -266,16 +266,16 @@ class NormalWishart(Family):
         return NormalWishartParams(m + spread / jnp.sqrt(self.strength), CA @ jnp.swapaxes(CA, -1, -2))
 
     def cone(self) -> Cone:
-        bordered = _bordered(self.scatter, self.strength_times_location, self.strength)
-        return Cone(positive=(2 * self.log_det_coefficient + 1,), definite=(bordered,))
+        matrix = bordered(self.scatter, self.strength_times_location, self.strength)
+        return Cone(positive=(2 * self.log_det_coefficient + 1,), definite=(matrix,))
 
     @in_own_precision
     def to_free(self) -> Any:
         log_excess = jnp.log(2 * self.log_det_coefficient + 1)
-        return self.location, jnp.log(self.strength), _lower_free(self.inverse_scale), log_excess
+        return self.location, jnp.log(self.strength), lower_free(self.inverse_scale), log_excess
 
     @in_own_precision
     def from_free(self, free: Any) -> Self:
         location, log_strength, lower, log_excess = free
         degrees = jnp.exp(log_excess) + location.size - 1
-        return self.from_parameters(location, jnp.exp(log_strength), _from_lower_free(*lower), degrees)
+        return self.from_parameters(location, jnp.exp(log_strength), from_lower_free(*lower), degrees)

@@ -10,6 +10,7 @@ import typer
 
 federation = typer.Typer()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
+SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing before the end.")]
 Metrics = Annotated[
@@ -72,6 +73,8 @@ def _serve(server: Any, metrics: int | None, quiet: bool, json: bool) -> None:
     from partita.federation.state import serve_metrics
     from partita.telemetry import to_json
 
+    if not quiet and not json:
+        typer.echo(f"server at {server.server.address}, for {', '.join(server.sites)}; Ctrl-C ends it", err=True)
     http = None if metrics is None else serve_metrics(server, metrics)
     if http is not None:
         threading.Thread(target=http.serve_forever, daemon=True).start()
@@ -112,8 +115,11 @@ class Watch:
         from partita.telemetry import to_json
 
         ready = [site["site"] for site in state["sites"] if site["ready"]]
-        done = state.get("version", 0)
-        self._bar.show(done, state.get("total"), f"{len(ready)} of {len(state['sites'])} sites ready", state["state"])
+        missing = [site["site"] for site in state["sites"] if not site["ready"]]
+        done, note = state.get("version", 0), f"{len(ready)} of {len(state['sites'])} sites ready"
+        if missing:
+            note += f", not {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}"
+        self._bar.show(done, state.get("total"), note, state["state"])
         change = (state["state"], done, tuple(ready))
         if self._json and change != self._last:
             typer.echo(to_json({"event": "state", **state}))
@@ -123,13 +129,41 @@ class Watch:
 
 @federation.command()
 def site(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")], quiet: Quiet = False
+    folder: SiteFolder,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Accept what the server proposes first, if nothing has been accepted.")
+    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Be a site: wait for a server's tasks, and answer them from the data here."""
     from partita.federation.processes import run_site
 
-    run_site(folder, lambda words: None if quiet else typer.echo(f"{datetime.now():%H:%M:%S} {words}"))
+    run_site(folder, lambda words: None if quiet else typer.echo(f"{datetime.now():%H:%M:%S} {words}"), accept)
     typer.echo(f"stopped; nothing is lost. Go on with: partita site {folder}", err=True)
+
+
+@federation.command()
+def accept(
+    folder: SiteFolder, yes: Annotated[bool, typer.Option("--yes", help="Accept without being asked.")] = False
+) -> None:
+    """Look at what a server proposes to a site, and accept it; the site answers that and nothing else."""
+    from json import dumps
+
+    from partita.errors import InputError
+    from partita.federation.consent import Consent
+    from partita.federation.folders import read_site
+
+    consent = Consent(read_site(folder).path)
+    proposed = consent.proposed
+    if proposed is None:
+        known = "nothing new is proposed" if consent.accepted else "no server has proposed anything yet"
+        raise InputError(f"{folder}: {known}; it is noted here when one asks, while this runs: partita site {folder}")
+    for name, section in proposed.items():
+        typer.echo(f"{name}: {dumps(section)}")
+    if not yes and not typer.confirm("Shall this site answer that?"):
+        raise typer.Exit(1)
+    consent.accept(proposed)
+    typer.echo("accepted; the server asks again by itself, at first after some seconds, later every few minutes")
 
 
 @federation.command()

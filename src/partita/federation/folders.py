@@ -16,7 +16,9 @@ from partita.checks import check_count, check_one_of, check_positive
 from partita.config import Reader, read_tables
 from partita.errors import ConfigError, InputError, StorageError
 from partita.federation.keys import write_certificates, write_secret, write_site_key
+from partita.federation.policy import Policy
 from partita.federation.recipe import KEYS, SECTIONS, Recipe, check_names
+from partita.files import make_folder, open_private
 from partita.limits import Limits
 from partita.messages import Compression
 
@@ -97,7 +99,7 @@ class ServerFolder:
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """A site's own file: who it is, whom it answers, where its data are, and which of its columns is which."""
+    """A site's own file: who it is, whom it answers and how far, where its data are, which of its columns is which."""
 
     path: Path
     name: str
@@ -106,6 +108,7 @@ class SiteSettings:
     certificate: Path
     key: Path
     columns: dict[str, str]
+    policy: Policy
 
 
 def read_server(path: Path) -> ServerFolder:
@@ -131,7 +134,7 @@ def read_server(path: Path) -> ServerFolder:
 
 def read_site(path: Path) -> SiteSettings:
     reader, tables = _tables(path, SITE, "ask whoever runs the server for yours")
-    reader.sections(tables, ("columns",), ("name", "server", "data", "certificate", "key"))
+    reader.sections(tables, ("columns", "policy"), ("name", "server", "data", "certificate", "key"))
     for key in ("name", "server", "data", "certificate", "key"):
         if not isinstance(tables.get(key), str):
             raise reader.error("", key, "is missing, or not in quotes")
@@ -149,6 +152,7 @@ def read_site(path: Path) -> SiteSettings:
         certificate=base / tables["certificate"],
         key=base / tables["key"],
         columns=columns,
+        policy=reader.build("policy", Policy, tables.get("policy", {})),
     )
     for key in ("certificate", "key"):
         if not getattr(settings, key).is_file():
@@ -170,11 +174,25 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 @contextmanager
+def private(folder: Path) -> Iterator[None]:
+    """Make a folder that is its owner's alone, as is what this process, and those it starts, write meanwhile."""
+    before = os.umask(0o077)
+    try:
+        make_folder(folder)
+        # One that an earlier version has made may be open to everybody.
+        folder.chmod(0o700)
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
 def held(path: Path, patience: float = 1.0) -> Iterator[None]:
     """Hold a place for this process, whose number is in the file; whoever comes second is told, or waits a while."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     until = time.monotonic() + patience
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    # Whoever can open the file can hold it.
+    handle = open_private(path)
     try:
         while not _locked(handle, fcntl.LOCK_EX):
             if time.monotonic() > until:
@@ -191,7 +209,7 @@ def held(path: Path, patience: float = 1.0) -> Iterator[None]:
 def holder(path: Path) -> int | None:
     """The number of the process that holds a place, if one does."""
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = open_private(path, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
@@ -214,7 +232,6 @@ def new_federation(
 ) -> list[Path]:
     """Make the folder of a server and one for every site; what was made, to be told."""
     check_names(sites)
-    host, _ = split_address(address)
     path = path.resolve()
     if '"' in str(path) or "\\" in str(path):
         raise InputError(f"{path}: use a folder without quotes and backslashes in its name")
@@ -223,22 +240,8 @@ def new_federation(
     made = path.with_name(f".{path.name}.new")
     shutil.rmtree(made, ignore_errors=True)
     try:
-        write_certificates(made / "keys", list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
-        write_secret(made / "keys" / "secret")
-        texts = {
-            FEDERATION: _federation_text(sites, address, features, target, model),
-            "README.md": README,
-            "app/pyproject.toml": APP,
-        }
-        for site in sites:
-            folder = made / "for-sites" / site
-            write_site_key(folder / "site.key", made / "sites" / f"{site}.pub")
-            shutil.copyfile(made / "keys" / "ca.crt", folder / "ca.crt")
-            texts[f"for-sites/{site}/{SITE}"] = _site_text(site, address, features, target)
-        for name, text in texts.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_text(text, encoding="utf-8")
-        read_server(made)
+        with private(made):
+            _write_federation(made, sites, address, features, target, model)
         if path.exists():
             path.rmdir()
         made.rename(path)
@@ -246,6 +249,23 @@ def new_federation(
         shutil.rmtree(made, ignore_errors=True)
         raise
     return [path / FEDERATION, *(path / "for-sites" / site for site in sites)]
+
+
+def _write_federation(
+    made: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str
+) -> None:
+    host, _ = split_address(address)
+    write_certificates(made / "keys", list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
+    write_secret(made / "keys" / "secret")
+    texts = {FEDERATION: _federation_text(sites, address, features, target, model), "README.md": README}
+    for site in sites:
+        folder = made / "for-sites" / site
+        write_site_key(folder / "site.key", made / "sites" / f"{site}.pub")
+        shutil.copyfile(made / "keys" / "ca.crt", folder / "ca.crt")
+        texts[f"for-sites/{site}/{SITE}"] = _site_text(site, address, features, target)
+    for name, text in texts.items():
+        (made / name).write_text(text, encoding="utf-8")
+    read_server(made)
 
 
 def _toml(value: Any) -> str:
@@ -274,7 +294,11 @@ rounds = 20
 
 # What updates may do before they are held back, or their site is not asked again; see docs/server.md.
 [limits]
-# change = 100.0
+# Nats by which one update may move the posterior; the first ones of large tables and of networks are taken in parts.
+change = 100.0
+strikes = 3
+# Updates of others that may have been folded since a site was asked.
+staleness = {max(100, 10 * len(sites))}
 
 [server]
 address = {_toml(address)}
@@ -298,6 +322,13 @@ data = "data.csv"
 certificate = "ca.crt"
 key = "site.key"
 
+# What this site is willing to answer, whatever the server asks.
+[policy]
+fewest_rows = 10
+most_parameters = 10000
+most_tasks = 1000
+most_questions = 50
+
 # Only where your names of columns differ from the federation's:
 [columns]
 # {example} = "YOUR_NAME"
@@ -312,9 +343,10 @@ key) and delete it here.
 
     pip install '.[flower]'         # in a clone of Partita's repository, here and at every site
 
-At every site: put the table where `site.toml` says, then
+At every site: put the table where `site.toml` says, look through its [policy], then
 
-    partita site FOLDER
+    partita site FOLDER             # until Ctrl-C
+    partita accept FOLDER           # what the server proposes, once: columns, model, solver
 
 At the server: look through `federation.toml`, then
 
@@ -325,47 +357,8 @@ At the server: look through `federation.toml`, then
 
 The posterior is `run/result.safetensors`: `partita.load` reads it.
 
-`partita serve` and `partita site` start, watch and restart Flower's own commands. To run those yourself, from this
-folder, tell Flower where the server is, in `$FLWR_HOME/config.toml`:
-
-    [superlink.federation]
-    address = "HOST:PORT"
-    root-certificates = "/path/to/this/folder/keys/ca.crt"
-
-and then, each in a terminal of its own:
-
-    flower-superlink --host HOST --port PORT --database superlink.db --ssl-certfile keys/server.pem \\
-        --ssl-keyfile keys/server.key --ssl-ca-certfile keys/ca.crt --enable-supernode-auth --isolation process \\
-        --superexec-auth-secret-file keys/secret --disable-runtime-dependency-installation
-    flower-superexec --runtime-api-address HOST:PORT --root-certificates keys/ca.crt \\
-        --superexec-auth-secret-file keys/secret
-    flwr supernode register sites/NAME.pub federation --name NAME                       # for every site
-    flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key site.key \\
-        --node-config 'folder="/path/to/the/site"'                                      # at every site, in its folder
-    flwr run app federation --run-config 'folder="/path/to/this/folder"'
-
-What is safe and what is not. Connections are encrypted, and the server knows every site by its key. Whoever holds
-`ca.crt` and can reach the server's port can start runs on it, as with Flower in general: let only the sites reach it.
-Whoever runs the server can send code to sites, as with Flower in general. Factors tell about data: a federation is not
-private by itself.
-"""
-
-APP = """\
-[project]
-name = "partita-federation"
-version = "1.0.0"
-description = "The server and the sites of a federation are part of Partita"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "partita"
-
-[tool.flwr.app.components]
-serverapp = "partita.federation.apps:server"
-clientapp = "partita.federation.apps:site"
-
-[tool.flwr.app.config]
-folder = ""
-attempt = ""
+What is safe and what is not. Connections are encrypted, and the server answers only who signs with the key of one of
+its sites; runs can be started only on the server's own machine, by whoever can read `keys/secret`. A site runs nothing
+that the server sends: it answers questions under the one recipe that its person has accepted. Factors tell about data:
+a federation is not private by itself.
 """

@@ -39,9 +39,9 @@ def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
         .sign(authority_key, hashes.SHA256())
     )
     pem = _encodings().PEM
-    _write(folder / "ca.crt", authority.public_bytes(pem), 0o644)
-    _write(folder / "server.pem", server.public_bytes(pem), 0o644)
-    _write(folder / "server.key", _private(server_key, "PKCS8"), 0o600)
+    _write(folder / "ca.crt", authority.public_bytes(pem))
+    _write(folder / "server.pem", server.public_bytes(pem))
+    _write(folder / "server.key", _private(server_key, "PKCS8"))
 
 
 def write_site_key(private: Path, public: Path) -> None:
@@ -50,20 +50,29 @@ def write_site_key(private: Path, public: Path) -> None:
     from cryptography.hazmat.primitives.serialization import PublicFormat
 
     key = ec.generate_private_key(ec.SECP384R1())
-    _write(private, _private(key, "OpenSSH"), 0o600)
-    _write(public, key.public_key().public_bytes(_encodings().OpenSSH, PublicFormat.OpenSSH), 0o644)
+    _write(private, _private(key, "OpenSSH"))
+    _write(public, key.public_key().public_bytes(_encodings().OpenSSH, PublicFormat.OpenSSH))
 
 
 def canonical_key(key: bytes) -> bytes:
     """A public key, however it was written."""
+    return _public(key, _encodings().DER)
+
+
+def pem_key(key: bytes) -> bytes:
+    """A public key as Flower takes it."""
+    return _public(key, _encodings().PEM)
+
+
+def _public(key: bytes, encoding: Any) -> bytes:
     from cryptography.hazmat.primitives.serialization import PublicFormat, load_pem_public_key, load_ssh_public_key
 
     load = load_pem_public_key if key.lstrip().startswith(b"-----BEGIN") else load_ssh_public_key
-    return load(key).public_bytes(_encodings().DER, PublicFormat.SubjectPublicKeyInfo)
+    return load(key).public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
 
 
 def write_secret(path: Path) -> None:
-    _write(path, os.urandom(32), 0o600)
+    _write(path, os.urandom(32))
 
 
 def _encodings() -> Any:
@@ -117,8 +126,8 @@ def _alternative(host: str) -> Any:
         return x509.DNSName(host)
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as stream:
         stream.write(data)

@@ -1,6 +1,6 @@
-"""Flower's processes: started with what a folder says, watched, started again, ended together."""
+"""A server's processes, started with what its folder says, watched, started again, ended together; and a site's."""
 
-import json
+import logging
 import os
 import re
 import signal
@@ -8,28 +8,32 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from partita.engines.flower import import_flower
 from partita.errors import EngineError, InputError
-from partita.federation.folders import ServerFolder, SiteSettings, held, holder, read_site, split_address
-from partita.federation.resident import Resident
+from partita.federation.control import Control
+from partita.federation.folders import ServerFolder, SiteSettings, held, holder, private, read_site, split_address
+from partita.federation.link import HERE
+from partita.federation.node import Answer, Disconnected, Node, Record, Refused
 from partita.federation.state import ENDED, logger, read_state
 from partita.telemetry import Row
+from partita.wire import Question
 
-LINK = "federation"
+STOPPED = {"state": "stopped"}
 # Seconds to get ready, and to end in good order.
 START, END = 60.0, 15.0
 # How often a process that ends by itself is started again within ten minutes.
 RESTARTS, WINDOW = 30, 600.0
 # Seconds that a site keeps trying when it is refused: after a crash, Flower takes it for connected for another minute.
-REFUSED, NOT_ACTIVATED = 120.0, "[code: 2004]"
+REFUSED = 120.0
+# Seconds between looks for messages, and between attempts to reach a server.
+POLL, AGAIN = 0.5, 5.0
 # Seconds that a server may be without its app before another is started; and how often that is done.
 WITHOUT_APP, ATTEMPTS = 20.0, 10
 
@@ -39,9 +43,8 @@ class Children:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
         home = folder / "flower"
-        home.mkdir(exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True)
         self.environment = {
             **os.environ,
             "FLWR_HOME": str(home),
@@ -105,31 +108,6 @@ class Children:
                 process.kill()
                 process.wait()
 
-    def flwr(self, *arguments: str) -> Any:
-        """What Flower's own command answers, as JSON."""
-        command = [str(Path(sys.executable).parent / "flwr"), *arguments, "--format", "json"]
-        try:
-            done = subprocess.run(
-                command,
-                env=self.environment,
-                cwd=self._folder,
-                capture_output=True,
-                timeout=120,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            raise EngineError(f"flwr {' '.join(arguments[:2])}: no answer within 120 s") from None
-        text = done.stdout.decode(errors="replace")
-        start = min((place for place in (text.find("{"), text.find("[")) if place >= 0), default=len(text))
-        try:
-            answer = json.loads(text[start:])
-        except ValueError:
-            words = _plain(text + done.stderr.decode(errors="replace"))
-            raise EngineError(f"flwr {' '.join(arguments[:2])}: {words[-600:]}") from None
-        if isinstance(answer, dict) and answer.get("success") is False:
-            raise EngineError(f"flwr {' '.join(arguments[:2])}: {answer.get('error-message', answer)}")
-        return answer
-
 
 def _plain(text: str) -> str:
     """Without colours and runs of blanks."""
@@ -151,7 +129,7 @@ def ended_by_signals() -> Iterator[Callable[[], bool]]:
 def serve(folder: ServerFolder, watch: Callable[[Row], None]) -> Row:
     """Run a server until its run has ended, or somebody asks for an end; what its state was then."""
     import_flower()
-    with held(folder.run / "serve.lock"), ended_by_signals() as is_asked_to_end:
+    with private(folder.run), held(folder.run / "serve.lock"), ended_by_signals() as is_asked_to_end:
         children = Children(folder.run)
         try:
             return _served(folder, children, watch, is_asked_to_end)
@@ -162,22 +140,35 @@ def serve(folder: ServerFolder, watch: Callable[[Row], None]) -> Row:
 def _served(
     folder: ServerFolder, children: Children, watch: Callable[[Row], None], is_asked_to_end: Callable[[], bool]
 ) -> Row:
-    stopped = {"state": "stopped"}
-    _configure(folder)
+    def is_asked() -> bool:
+        watch(_starting(read_state(folder)))
+        return is_asked_to_end()
+
     _check_port(folder.server.address)
-    if not _start_link(folder, children, is_asked_to_end):
-        return read_state(folder) | stopped
-    for site in folder.sites:
-        if is_asked_to_end():
-            return read_state(folder) | stopped
-        _register(folder, site, children)
-    attempt, attempts, seen = _start_run(folder, children), 1, time.monotonic() + START
+    port = _free_port()
+    if not _start_link(folder, children, port, is_asked):
+        return read_state(folder) | STOPPED
+    with closing(Control(folder, port)) as control:
+        for site in folder.sites:
+            control.register(site)
+        return _attended(folder, children, control, watch, is_asked_to_end)
+
+
+def _attended(
+    folder: ServerFolder,
+    children: Children,
+    control: Control,
+    watch: Callable[[Row], None],
+    is_asked_to_end: Callable[[], bool],
+) -> Row:
+    """See to it that the server's app is there until its run has ended."""
+    attempt, attempts, seen = _start_run(control), 1, time.monotonic() + START
     while not _pause(0.3, is_asked_to_end):
         state = read_state(folder)
-        if state.get("attempt") == attempt:
-            watch(state)
-            if state["state"] in ENDED:
-                return state
+        is_ours = state.get("attempt") == attempt
+        watch(state if is_ours else _starting(state))
+        if is_ours and state["state"] in ENDED:
+            return state
         for name in children.ended():
             children.again(name)
         if holder(folder.run / "server.lock") is not None:
@@ -185,20 +176,13 @@ def _served(
         elif time.monotonic() - seen > WITHOUT_APP:
             if attempts == ATTEMPTS:
                 raise EngineError(f"the server's app ended {attempts} times: see {folder.run / 'log.jsonl'}")
-            attempt, attempts, seen = _start_run(folder, children), attempts + 1, time.monotonic() + START
-    return read_state(folder) | stopped
+            attempt, attempts, seen = _start_run(control), attempts + 1, time.monotonic() + START
+    return read_state(folder) | STOPPED
 
 
-def _configure(folder: ServerFolder) -> None:
-    home = folder.run / "flower"
-    lines = [
-        "[superlink]",
-        f"default = {json.dumps(LINK)}",
-        f"[superlink.{LINK}]",
-        f"address = {json.dumps(folder.server.address)}",
-        f"root-certificates = {json.dumps(str(folder.keys / 'ca.crt'))}",
-    ]
-    (home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+def _starting(before: Row) -> Row:
+    """Who was there before is not known to be there now."""
+    return {**before, "state": "starting", "sites": [{**row, "ready": False} for row in before["sites"]]}
 
 
 def _check_port(address: str) -> None:
@@ -211,26 +195,19 @@ def _check_port(address: str) -> None:
             raise InputError(f"address {address}: {error.strerror}: change [server] address") from None
 
 
-def _start_link(folder: ServerFolder, children: Children, is_asked_to_end: Callable[[], bool]) -> bool:
+def _start_link(folder: ServerFolder, children: Children, port: int, is_asked_to_end: Callable[[], bool]) -> bool:
     """Whether it is up; it is not, if somebody asked for an end meanwhile."""
-    host, port = split_address(folder.server.address)
-    keys = folder.keys
-    secret = ("--superexec-auth-secret-file", str(keys / "secret"))
-    children.start(
-        "superlink", "flower-superlink", "--host", host, "--port", str(port),
-        "--database", str(folder.run / "superlink.db"), "--ssl-certfile", str(keys / "server.pem"),
-        "--ssl-keyfile", str(keys / "server.key"), "--ssl-ca-certfile", str(keys / "ca.crt"),
-        "--enable-supernode-auth", "--isolation", "process", "--disable-runtime-dependency-installation", *secret,
-    )  # fmt: skip
+    children.start("superlink", sys.executable, "-m", "partita.federation.link", str(folder.path), str(port))
+    here, authority = f"{HERE}:{port}", folder.keys / "ca.crt"
     until = time.monotonic() + START
-    while not _is_up(folder.server.address, keys / "ca.crt"):
+    while not _is_up(here, authority):
         if children.ended() or time.monotonic() > until:
             raise EngineError(f"Flower's SuperLink does not start: {children.last_words('superlink')}")
         if _pause(0.2, is_asked_to_end):
             return False
     children.start(
-        "superexec", "flower-superexec", "--runtime-api-address", folder.server.address,
-        "--root-certificates", str(keys / "ca.crt"), "--parent-pid", str(os.getpid()), *secret,
+        "superexec", "flower-superexec", "--runtime-api-address", here, "--root-certificates", str(authority),
+        "--parent-pid", str(os.getpid()), "--superexec-auth-secret-file", str(folder.keys / "secret"),
     )  # fmt: skip
     return True
 
@@ -254,33 +231,63 @@ def _is_up(address: str, certificate: Path) -> bool:
         return False
 
 
-def _register(folder: ServerFolder, site: str, children: Children) -> None:
-    """Tell Flower the key of a site; it refuses one that it knows already."""
-    try:
-        children.flwr("supernode", "register", str(folder.public_key(site)), LINK, "--name", site)
-    except EngineError as error:
-        if "already in use" not in str(error):
-            raise
-
-
-def _start_run(folder: ServerFolder, children: Children) -> str:
+def _start_run(control: Control) -> str:
     attempt = uuid.uuid4().hex
-    settings = f"folder={json.dumps(str(folder.path))} attempt={json.dumps(attempt)}"
-    children.flwr("run", str(folder.path / "app"), LINK, "--run-config", settings)
+    control.start_run(attempt)
     return attempt
 
 
-def run_site(path: Path, say: Callable[[str], None]) -> None:
-    """Be a site until somebody asks for an end, or the server refuses it."""
+def run_site(path: Path, say: Callable[[str], None], accepts: bool = False) -> None:
+    """Be a site until somebody asks for an end, or the server refuses it.
+
+    Args:
+        path: the site's folder.
+        say: is told what happens.
+        accepts: whether what the server proposes first is accepted, where nothing has been.
+    """
     import_flower()
     from partita.federation.site import Site
     from partita.runtime import cache_compilation
 
+    path = path.resolve()
     settings = read_site(path)
     cache_compilation()
-    site, log = Site(path), logger(path / "run", "log")
+    with private(path / "run"), held(path / "run" / "site.lock"), ended_by_signals() as is_asked_to_end:
+        log = logger(path / "run", "log")
+        answer = logged(Site(path, accepts), log, say)
 
-    def answer(kind: Any, asked: dict[str, Any]) -> dict[str, Any]:
+        def tell(words: str) -> None:
+            log.info(words)
+            say(words)
+
+        tell(f"site {settings.name}: looking for the server at {settings.server}")
+        refused: float | None = None
+        while not is_asked_to_end():
+            if not _is_up(settings.server, settings.certificate):
+                _pause(AGAIN, is_asked_to_end)
+                continue
+            try:
+                with Node(settings.server, settings.certificate, settings.key, answer) as node:
+                    refused = None
+                    tell("connected")
+                    _attend(node, settings, tell, is_asked_to_end)
+            except Disconnected as error:
+                tell(f"could not connect ({error}), trying again")
+            except Refused:
+                refused = refused or time.monotonic()
+                if time.monotonic() - refused > REFUSED:
+                    raise EngineError(
+                        f"the server refuses this site: either its key, {settings.key}, is not the other half of "
+                        f"sites/{settings.name}.pub there, or another process with that key is connected"
+                    ) from None
+                tell("refused, trying again")
+            _pause(AGAIN, is_asked_to_end)
+
+
+def logged(site: Any, log: logging.Logger, say: Callable[[str], None]) -> Answer:
+    """What a site answers, with all that it was asked in its log: also what it refused, and why."""
+
+    def answer(kind: Question, asked: Record) -> Record:
         began = time.monotonic()
         reply = site.answer(kind, asked)
         row = {"seconds": round(time.monotonic() - began, 3), "bytes": len(reply.get("payload", b""))}
@@ -292,41 +299,28 @@ def run_site(path: Path, say: Callable[[str], None]) -> None:
             say(f"{kind}: {row['seconds']:g} s")
         return reply
 
-    with (
-        held(path / "run" / "site.lock"),
-        ended_by_signals() as is_asked_to_end,
-        tempfile.TemporaryDirectory(prefix="partita-") as private,
-    ):
-        resident = Resident(answer, Path(private) / "socket")
-        children = Children(path / "run")
+    return answer
+
+
+def _attend(
+    node: Node, settings: SiteSettings, tell: Callable[[str], None], is_asked_to_end: Callable[[], bool]
+) -> None:
+    """Answer what comes, through interruptions, until somebody asks for an end; or `Refused`."""
+    is_lost = False
+    while not _pause(AGAIN if is_lost else POLL, is_asked_to_end):
         try:
-            say(f"site {settings.name}: looking for the server at {settings.server}")
-            while not _is_up(settings.server, settings.certificate):
-                if _pause(5.0, is_asked_to_end):
-                    return
-            _start_node(children, settings, Path(private) / "socket")
-            began = refused = time.monotonic()
-            while not _pause(0.3, is_asked_to_end):
-                if not children.ended():
-                    continue
-                now, words = time.monotonic(), children.last_words("supernode")
-                refused = refused if now - began < START else now
-                log.warning("supernode ended", extra={"row": {"words": words}})
-                if NOT_ACTIVATED in words and now - refused > REFUSED:
-                    raise EngineError(
-                        f"the server refuses this site: either its key, {settings.key}, is not the other half of "
-                        f"sites/{settings.name}.pub there, or another process with that key is connected"
-                    )
-                say("refused, trying again" if NOT_ACTIVATED in words else "could not connect, trying again")
-                if _pause(10.0, is_asked_to_end):
-                    return
-                # Raises, if another server is there now.
-                _is_up(settings.server, settings.certificate)
-                began = time.monotonic()
-                children.again("supernode")
-        finally:
-            children.close()
-            resident.close()
+            if is_lost:
+                node.rejoin()
+                tell("connected again")
+            is_lost = False
+            while node.work() and not is_asked_to_end():
+                pass
+        except Disconnected as error:
+            if not is_lost:
+                tell(f"lost the connection ({error}), trying again")
+            is_lost = True
+            # Raises, if another server is there now.
+            _is_up(settings.server, settings.certificate)
 
 
 def _pause(seconds: float, is_asked_to_end: Callable[[], bool]) -> bool:
@@ -335,15 +329,6 @@ def _pause(seconds: float, is_asked_to_end: Callable[[], bool]) -> bool:
     while time.monotonic() < until and not is_asked_to_end():
         time.sleep(0.1)
     return is_asked_to_end()
-
-
-def _start_node(children: Children, settings: SiteSettings, socket_path: Path) -> None:
-    config = f"folder={json.dumps(str(settings.path))} socket={json.dumps(str(socket_path))}"
-    children.start(
-        "supernode", "flower-supernode", "--superlink", settings.server,
-        "--root-certificates", str(settings.certificate), "--auth-supernode-private-key", str(settings.key),
-        "--node-config", config, "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(_free_port()),
-    )  # fmt: skip
 
 
 def _free_port() -> int:

@@ -22,6 +22,7 @@ from partita.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
 from partita.storage import describe
+from partita.telemetry import Row
 
 SECTIONS = ("columns", "model", "solver", "schedule", "hyper")
 KEYS = ("damping", "seed")
@@ -54,9 +55,16 @@ class Columns:
         if self.scale is not None and any(number <= 0 for number in self.scale):
             raise InputError("scale: expected positive numbers")
 
-    def scaled(self, X: np.ndarray) -> np.ndarray:
-        centre = 0.0 if self.centre is None else np.asarray(self.centre)
-        return (X - centre) / (1.0 if self.scale is None else np.asarray(self.scale))
+    @property
+    def design(self) -> Row:
+        """How rows of a site's table become inputs of the model: kept with the result."""
+        number = len(self.features)
+        return {
+            "columns": list(self.features),
+            "target": self.target,
+            "centre": list(self.centre or [0.0] * number),
+            "unit": list(self.scale or [1.0] * number),
+        }
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The server's run: the ledger, over Flower, with its journal in the federation's folder."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from partita.engines.flower import Flower, Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, held, holder, read_server
 from partita.federation.keys import canonical_key
-from partita.federation.state import Requests, State, logger, write_state
+from partita.federation.state import Requests, State, about, logger, write_state
+from partita.files import MOST_SETTINGS, read_file
 from partita.run import fit
 from partita.telemetry import Event, Row
 
@@ -25,7 +27,7 @@ class Reporter:
         self._state: State = "waiting for sites"
         self._row: Row = {}
         self._sites: dict[int, Row] = {site: {} for site in range(len(folder.sites))}
-        self._peers: Sequence[Peer] = ()
+        self._peers: Sequence[Peer] = [Peer(name) for name in folder.sites]
         self._problems: dict[str, str] = {}
 
     def watch(self, peers: Sequence[Peer]) -> None:
@@ -38,7 +40,7 @@ class Reporter:
             if self._problems.get(peer.name) != peer.problem:
                 self._problems[peer.name] = peer.problem
                 level = self._log.warning if peer.problem else self._log.info
-                level("site" if peer.problem else "site is ready", extra={"row": _about(peer)})
+                level("site" if peer.problem else "site is ready", extra={"row": about(peer)})
         self.write()
 
     def __call__(self, event: Event) -> None:
@@ -60,24 +62,9 @@ class Reporter:
         self.write(reason)
 
     def write(self, reason: str = "") -> None:
-        sites = [{**_about(peer), **self._sites[site]} for site, peer in enumerate(self._peers)]
+        sites = [{**about(peer), **self._sites[site]} for site, peer in enumerate(self._peers)]
         row = {"attempt": self._attempt, "state": self._state, "reason": reason, **self._row, "sites": sites}
         write_state(self._folder, row)
-
-
-def _about(peer: Peer) -> Row:
-    return {
-        "site": peer.name,
-        "ready": peer.ready,
-        "connected": peer.node is not None,
-        "problem": peer.problem,
-        "last_seen": peer.last_seen,
-        "rows": peer.rows,
-        "tasks": peer.tasks,
-        "updates": peer.updates,
-        "bytes_down": peer.bytes_down,
-        "bytes_up": peer.bytes_up,
-    }
 
 
 def run(grid: Any, path: Path, attempt: str) -> None:
@@ -100,7 +87,7 @@ def run(grid: Any, path: Path, attempt: str) -> None:
 
 def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     server = folder.server
-    keys = {site: canonical_key(folder.public_key(site).read_bytes()) for site in folder.sites}
+    keys = {site: canonical_key(read_file(folder.public_key(site), MOST_SETTINGS)) for site in folder.sites}
     engine = Flower(
         grid,
         folder.recipe.greeting,
@@ -123,4 +110,5 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
         resume=True,
         callbacks=[reporter],
     )
-    result.save(folder.result)
+    # Whoever reads it has tables, not what the model makes of them.
+    replace(result, design=folder.recipe.columns.design).save(folder.result)

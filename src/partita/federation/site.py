@@ -3,27 +3,40 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from partita._version import __version__
 from partita.datasets import read_columns
 from partita.engines.base import Worker, loaded
-from partita.errors import EngineError, InputError, MalformedMessage, PartitaError
+from partita.errors import EngineError, InputError, MalformedMessage
 from partita.families import Family
+from partita.federation.consent import Consent
 from partita.federation.folders import SiteSettings, read_site
 from partita.federation.recipe import Columns, Recipe
-from partita.messages import decoded_question, decoded_task, encoded_update
+from partita.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
 from partita.models import prior_of
+from partita.predictive import scaled_columns
 from partita.run import prepared
 from partita.shards import padded_together
+from partita.text import clean
 from partita.wire import Question
+
+# All that a server hears of what is wrong with a site's data or settings, or against its policy.
+CANNOT = "cannot answer; its own log says why"
 
 
 class Site:
-    """Answers a server, from data that stay here. Settings and data are read again when their files change."""
+    """Answers a server, from data that stay here. Settings and data are read again when their files change.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    Args:
+        folder: the site's.
+        accepts: whether the first recipe that the server asks under is accepted, where none has been.
+    """
+
+    def __init__(self, folder: Path, accepts: bool = False):
+        self.folder, self._accepts = folder, accepts
+        self._consent = Consent(folder)
         self._known: tuple[Any, ...] = ()
         self._worker: Worker | None = None
         self._like: Family | None = None
@@ -34,15 +47,10 @@ class Site:
         """The payload that was asked for; or what is wrong, as far as it is the server's business."""
         try:
             return {"payload": self._answer(kind, request)}
-        except InputError as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return {"error": "its table or its settings cannot be used; its own log says why"}
-        except PartitaError as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return {"error": self.problem}
         except Exception as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            return {"error": f"{type(error).__name__}; its own log says more"}
+            # It may quote what the server sent.
+            self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
+            return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
 
     def _answer(self, kind: Question, request: dict[str, Any]) -> bytes:
         try:
@@ -51,10 +59,13 @@ class Site:
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
         worker, like = self._ready(number, text, digest, version)
+        self._consent.count(kind, read_site(self.folder).policy)
         if kind == "about":
             return np.float64(int(worker.shards[number].rows)).tobytes()
         if kind == "evaluate":
-            return np.float64(worker.evaluate(*decoded_question(payload, like))[number]).tobytes()
+            posterior, hyper, factor = decoded_question(payload, like)
+            factors = None if factor is None else {number: factor}
+            return np.float64(worker.evaluate(posterior, hyper, factors)[number]).tobytes()
         task = decoded_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
@@ -63,23 +74,32 @@ class Site:
 
     def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family]:
         settings = read_site(self.folder)
+        _check_version(version)
+        self._consent.check(text, self._accepts)
         known = (number, text, digest, version, settings, _stamp(settings.data))
         if self._worker is None or known != self._known:
-            recipe = _checked_recipe(text, digest, version)
+            self._worker = None
+            recipe = _checked_recipe(text, digest)
+            like = prior_of(recipe.model, recipe.model.hyper)
+            settings.policy.check_parameters(sum(np.size(leaf) for leaf in jax.tree.leaves(like)))
             X, y = read_table(settings, recipe.columns)
+            settings.policy.check_rows(len(y))
             job = prepared(recipe.model, [settings.name], **recipe.settings).job()
             (shard,) = padded_together([loaded(job.model, number, (X, y))])
-            self._worker, self._like = Worker(job, {number: shard}), prior_of(recipe.model, recipe.model.hyper)
+            self._worker, self._like = Worker(job, {number: shard}), like
             self._known = known
         assert self._like is not None
         return self._worker, self._like
 
 
-def _checked_recipe(text: str, digest: str, version: str) -> Recipe:
+def _check_version(version: str) -> None:
     if version != __version__:
         raise EngineError(
             f"the server has Partita {version}, this site has {__version__}: install the same version on both"
         )
+
+
+def _checked_recipe(text: str, digest: str) -> Recipe:
     recipe = Recipe.parsed(text)
     if recipe.digest != digest:
         raise EngineError(
@@ -104,4 +124,4 @@ def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, np
         raise InputError(f"{settings.path / 'site.toml'}: [columns] {unknown[0]}: the federation has no such column")
     names = [settings.columns.get(name, name) for name in (*columns.features, columns.target)]
     _, table = read_columns(settings.data, names)
-    return columns.scaled(table[:, :-1]), table[:, -1]
+    return scaled_columns(columns.design, table[:, :-1]), table[:, -1]

@@ -7,15 +7,19 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
+from partita.engines.flower import Peer
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import ServerFolder, holder
-from partita.messages import Notice
+from partita.files import make_folder, open_private, read_json, replace_file
+from partita.messages import MOST_REASON, Notice
+from partita.report.loopback import LoopbackHandler, LoopbackServer
 from partita.storage import read_notices
 from partita.telemetry import Row, plain, to_json
+from partita.text import clean
 
 State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]
 ENDED = ("finished", "stalled", "failed")
@@ -24,15 +28,23 @@ LOG_BYTES = 10_000_000
 
 def write_state(folder: ServerFolder, row: Row) -> None:
     """Whole or not at all; it is rewritten every few seconds, and nothing is lost with it."""
-    _replaced(folder.run / "state.json", to_json({"time": time.time(), **row}))
+    replace_file(folder.run / "state.json", to_json({"time": time.time(), **row}).encode())
 
 
-def _replaced(path: Path, text: str) -> None:
-    """The file has this text, or what it had before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)
+def about(peer: Peer) -> Row:
+    """What is known of a site, to be shown."""
+    return {
+        "site": peer.name,
+        "ready": peer.ready,
+        "connected": peer.node is not None,
+        "problem": peer.problem,
+        "last_seen": peer.last_seen,
+        "rows": peer.rows,
+        "tasks": peer.tasks,
+        "updates": peer.updates,
+        "bytes_down": peer.bytes_down,
+        "bytes_up": peer.bytes_up,
+    }
 
 
 def read_state(folder: ServerFolder) -> Row:
@@ -40,9 +52,12 @@ def read_state(folder: ServerFolder) -> Row:
     serving = holder(folder.run / "serve.lock")
     path = folder.run / "state.json"
     if not path.exists():
-        return {"state": "waiting for sites" if serving else "not started", "serving": serving is not None, "sites": []}
+        state = "waiting for sites" if serving else "not started"
+        return {"state": state, "serving": serving is not None, "sites": [about(Peer(name)) for name in folder.sites]}
     try:
-        row = json.loads(path.read_text(encoding="utf-8"))
+        row = read_json(path)
+        if not isinstance(row.get("state"), str) or not isinstance(row.get("sites"), list):
+            raise ValueError("is not what a server writes")
     except (OSError, ValueError) as error:
         raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing is lost with it") from None
     if serving is None and row["state"] not in ENDED:
@@ -67,7 +82,7 @@ def request(folder: ServerFolder, site: str, kind: Literal["retired", "readmitte
         raise InputError(f"site {site!r}: there are {', '.join(folder.sites)}")
     path = folder.requests / f"{time.time_ns():020d}-{uuid.uuid4().hex}.json"
     try:
-        _replaced(path, json.dumps({"site": site, "kind": kind}))
+        replace_file(path, json.dumps({"site": site, "kind": kind}).encode())
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror}") from None
     return path
@@ -89,7 +104,7 @@ class Requests:
 
     def _notice(self, path: Path) -> Notice:
         try:
-            row = json.loads(path.read_text(encoding="utf-8"))
+            row = read_json(path)
             return Notice(self._folder.sites.index(row["site"]), row["kind"], "as the operator asked")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptStorage(f"{path}: is no request: {error}: delete it") from None
@@ -97,10 +112,10 @@ class Requests:
 
 def logger(folder: Path, name: str) -> logging.Logger:
     """JSON lines in `folder/name.jsonl`, three files of at most ten megabytes each."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     log = logging.getLogger(f"partita.{name}.{folder}")
     if not log.handlers:
-        handler = logging.handlers.RotatingFileHandler(folder / f"{name}.jsonl", maxBytes=LOG_BYTES, backupCount=2)
+        handler = _PrivateLog(folder / f"{name}.jsonl", maxBytes=LOG_BYTES, backupCount=2)
         handler.setFormatter(_JsonLines())
         log.addHandler(handler)
         log.setLevel(logging.INFO)
@@ -108,13 +123,29 @@ def logger(folder: Path, name: str) -> logging.Logger:
     return log
 
 
+class _PrivateLog(logging.handlers.RotatingFileHandler):
+    """For its owner alone, and never through a link."""
+
+    def _open(self) -> Any:
+        handle = open_private(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return os.fdopen(handle, "a", encoding="utf-8")
+
+
 class _JsonLines(logging.Formatter):
     """`log.info("event", extra={"row": {...}})` as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         about = {"time": round(record.created, 3), "level": record.levelname.lower(), "event": record.getMessage()}
-        row: Any = plain(getattr(record, "row", {}))
-        return json.dumps({**about, **row})
+        return json.dumps({**about, **_cleaned(plain(getattr(record, "row", {})))})
+
+
+def _cleaned(value: Any) -> Any:
+    """What sites said, in lines of a log that end somewhere."""
+    if isinstance(value, dict):
+        return {clean(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(item) for item in value]
+    return clean(value, MOST_REASON) if isinstance(value, str) else value
 
 
 METRICS: Sequence[tuple[str, str, str]] = (
@@ -156,25 +187,18 @@ def prometheus(state: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
-def serve_metrics(folder: ServerFolder, port: int) -> ThreadingHTTPServer:
+def serve_metrics(folder: ServerFolder, port: int) -> LoopbackServer:
     """Prometheus metrics at http://127.0.0.1:port/metrics, until it is shut down."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path != "/metrics":
-                self.send_error(404)
+    class Handler(LoopbackHandler):
+        def show(self, path: str) -> None:
+            if path != "/metrics":
+                self.answer(HTTPStatus.NOT_FOUND, "There is only /metrics here.\n")
                 return
-            body = prometheus(read_state(folder)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Not a line on standard error for every scrape."""
+            kind = "text/plain; version=0.0.4; charset=utf-8"
+            self.answer(HTTPStatus.OK, prometheus(read_state(folder)), kind)
 
     try:
-        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as error:
-        raise InputError(f"--metrics {port}: {error.strerror}: use another port") from None
+        return LoopbackServer(port, Handler)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--metrics {port}: {getattr(error, 'strerror', error)}: use another port") from None

@@ -1,6 +1,9 @@
 """What sites agree on before a regression: columns, levels, units, and how a formula reads their tables."""
 
+import difflib
+import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -8,15 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError
-from partita.formulas.tables import Column, agreed, complete, conformed, described, example, labelled
+from partita.errors import InputError, reason
+from partita.formulas.advice import alike, unlikely_levels, warnings_of
+from partita.formulas.language import Parsed, parse
+from partita.formulas.tables import Column, agreed, as_text, complete, conformed, described, example, labelled
 from partita.moments import Moments
 
-# A column's name, in backticks if it is not a plain one.
-NAME = r"(`[^`]+`|[\w.]+)"
-RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
+FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 COUNTS = ("poisson", "negative binomial")
-CATEGORICAL = re.compile(rf"\bC\(\s*{NAME}\s*[,)]")
+# What else they are called, in small letters and with blanks.
+ALSO_CALLED = {
+    "normal": "gaussian",
+    "binomial": "bernoulli",
+    "binary": "bernoulli",
+    "logistic": "bernoulli",
+    "logit": "bernoulli",
+    "negativebinomial": "negative binomial",
+    "negbinomial": "negative binomial",
+    "neg binomial": "negative binomial",
+    "negbin": "negative binomial",
+}
+# A dense posterior cannot have more; and how many rows are evaluated once more, without the others.
+MOST_COLUMNS, ROWS_ALONE = 10_000, 20
 
 
 @dataclass(frozen=True)
@@ -32,7 +48,7 @@ class Design:
     group: str | None
     columns: Mapping[str, Column]
     spec: Any = field(repr=False)
-    response: Any = field(repr=False)
+    parsed: Parsed = field(repr=False)
     names: tuple[str, ...]
     intercept: bool
     # Of the columns, and of the target.
@@ -42,12 +58,35 @@ class Design:
     target_unit: float = 1.0
     # Of counts.
     mean_count: float | None = None
+    # Of coefficients in these units, under the prior.
+    prior_scale: float = 2.5
+    noise_scale: float = 1.0
+    # What looks wrong in the tables, in words.
+    advice: tuple[str, ...] = field(default=(), repr=False)
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
         return (X - self.centre) / self.unit
 
     def targets(self, y: np.ndarray) -> np.ndarray:
         return (y - self.target_centre) / self.target_unit
+
+    @property
+    def target(self) -> str:
+        return target_name(self.parsed)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The two levels of a target that is text, of which the second is what is predicted."""
+        return target_levels(self.parsed, self.columns)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much data one site has: all that is kept of them in a file."""
+
+    rows: int
+    groups: int | None
+    missing: int
 
 
 @dataclass(frozen=True)
@@ -59,42 +98,58 @@ class Rows:
     group: np.ndarray | None
     missing: int
 
+    @property
+    def counts(self) -> Counts:
+        return Counts(len(self.y), None if self.group is None else len(np.unique(self.group)), self.missing)
+
+
+def as_family(family: Any) -> str:
+    """One of FAMILIES, by its name or another one that can only mean it."""
+    words = re.sub(r"[\s_-]+", " ", family).strip().lower() if isinstance(family, str) else ""
+    known = ALSO_CALLED.get(words, words)
+    if known in FAMILIES:
+        return known
+    asked = words or type(family).__name__.lower()
+    close = difflib.get_close_matches(asked, [*FAMILIES, *ALSO_CALLED], n=1)
+    meant = f"; did you mean {ALSO_CALLED.get(close[0], close[0])!r}?" if close else ""
+    raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}{meant}")
+
+
+def target_levels(parsed: Parsed, columns: Mapping[str, Column]) -> tuple[str, ...] | None:
+    """Of a target that is a column of text."""
+    name = target_name(parsed)
+    return columns[name].levels if name in columns else None
+
+
+def target_name(parsed: Parsed) -> str:
+    return str(parsed.left).strip().strip("`")
+
 
 def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Design, dict[str, Rows]]:
     """What sites agree on, and their rows read that way."""
-    fixed, group = _read_formula(formula)
-    from formulaic import Formula
-    from formulaic.errors import FormulaicError
-
-    try:
-        parsed = Formula(fixed)
-        names = sorted(map(str, parsed.required_variables))
-        left, right = parsed.lhs, parsed.rhs
-    except (FormulaicError, AttributeError, SyntaxError):
-        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r}") from None
-    _check_transforms(fixed)
-    categorical = _categorical(fixed)
-    told = {site: described(site, frame, names, categorical) for site, frame in frames.items()}
+    parsed = parse(formula)
+    told = {site: described(f"site {site}", frame, parsed.names, parsed.categorical) for site, frame in frames.items()}
     columns = agreed(told)
-    try:
-        spec = right.get_model_matrix(example(columns), na_action="ignore").model_spec
-    except (FormulaicError, NameError, TypeError, ValueError) as error:
-        raise InputError(f"formula: {formula!r} cannot be evaluated: {error}") from None
-    reader = _Reader(columns, spec, left, family, group)
+    advice = _advise(parsed, columns, sum(map(len, frames.values())))
+    spec = specified(parsed, columns)
+    reader = _Reader(columns, spec, parsed, family)
     parts = {site: reader.rows(site, frame) for site, frame in frames.items()}
     _number_groups(parts)
     found = [name for name in spec.column_names if name != "Intercept"]
     intercept = "Intercept" in spec.column_names
     mean, deviation = _moments([rows.X for rows in parts.values()])
     target_mean, target_deviation = _moments([rows.y[:, None] for rows in parts.values()])
+    if not intercept:
+        # Lines go through zero: sizes are distances from there.
+        deviation, target_deviation = np.hypot(mean, deviation), np.hypot(target_mean, target_deviation)
     is_gaussian = family == "gaussian"
     design = Design(
         formula,
         family,
-        group,
+        parsed.group,
         columns,
         spec,
-        left,
+        parsed,
         tuple(found),
         intercept,
         centre=mean if intercept else np.zeros_like(mean),
@@ -102,47 +157,84 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         target_centre=float(target_mean[0]) if is_gaussian and intercept else 0.0,
         target_unit=float(_unit(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
         mean_count=float(target_mean[0]) if family in COUNTS else None,
+        advice=(*advice, *_advise_on_groups(parsed.group, frames)),
     )
     return design, parts
 
 
-def _categorical(formula: str) -> list[str]:
-    """The columns whose numbers stand for levels."""
-    names = CATEGORICAL.findall(formula)
-    if len(names) < len(re.findall(r"\bC\(", formula)):
-        raise InputError("formula: C() takes a column, whose levels all sites tell: make what it holds a column first")
-    return [name.strip("`") for name in names]
+def _advise(parsed: Parsed, columns: Mapping[str, Column], rows: int) -> list[str]:
+    """What looks wrong; refused, if nobody has said that a column's values are levels."""
+    expanded = {name for names in parsed.expanded for name in names}
+    for name in sorted(expanded - set(parsed.categorical)):
+        if why := unlikely_levels(name, columns[name].levels or (), rows):
+            raise InputError(f"formula: {why}; if each level is to have a coefficient, say C({name})")
+    levels = {name: column.levels for name, column in columns.items() if column.levels is not None}
+    return warnings_of(levels, expanded, rows)
 
 
-def _check_transforms(formula: str) -> None:
-    """Refuse those that take numbers from the data, such as their mean."""
-    from formulaic.transforms import TRANSFORMS
-
-    of_data = [
-        name for name, one in TRANSFORMS.items() if getattr(one, "__is_stateful_transform__", False) and name != "C"
+def _advise_on_groups(group: str | None, frames: Mapping[str, Any]) -> list[str]:
+    """A site's groups are not named: they may be people."""
+    if group is None:
+        return []
+    numbers = {site: len(alike(set(as_text(frame[group].dropna())))) for site, frame in frames.items()}
+    return [
+        f"site {site}: {number} groups of {group!r} have names that differ by case or blanks only: make them alike"
+        for site, number in numbers.items()
+        if number
     ]
-    for name in re.findall(r"\b(\w+)\(", formula):
-        if name == "offset":
-            raise InputError(
-                "formula: offsets are not known: an exposure n is a column, log(n), whose coefficient is learnt"
-            )
-        if name in of_data:
-            raise InputError(
-                f"formula: {name}() depends on all data, which nobody has: use numbers, such as I((age - 50) / 10)"
-            )
 
 
-def _read_formula(formula: str) -> tuple[str, str | None]:
-    """The part that formulaic reads, and the group that has intercepts of its own."""
-    if not isinstance(formula, str) or formula.count("~") != 1:
-        raise InputError(f"formula: expected something like 'y ~ age + C(clinic)', got {formula!r}")
-    groups = RANDOM_INTERCEPT.findall(formula)
-    fixed = RANDOM_INTERCEPT.sub("", formula)
-    if re.search(r"(?<!\|)\|(?!\|)", fixed) or len(groups) > 1:
-        raise InputError(f"formula: of terms with |, only one random intercept (1 | group) is known; got {formula!r}")
-    if not fixed.split("~")[1].strip(" +"):
-        fixed = fixed.split("~")[0] + "~ 1"
-    return fixed, (groups[0].strip("`") if groups else None)
+def specified(parsed: Parsed, columns: Mapping[str, Column]) -> Any:
+    """How formulaic turns rows into columns of numbers: from levels alone."""
+    from formulaic.errors import DataMismatchWarning, FormulaicError
+
+    sizes = [math.prod(len(columns[name].levels or "1") for name in names) for names in parsed.expanded]
+    if sum(sizes) > MOST_COLUMNS:
+        raise InputError(f"formula: has up to {sum(sizes)} coefficients, more than {MOST_COLUMNS}: use fewer levels")
+    try:
+        with warnings.catch_warnings():
+            # C(arm, levels=[...]) without some level would make rows of no numbers.
+            warnings.simplefilter("error", DataMismatchWarning)
+            return parsed.right.get_model_matrix(example(columns), na_action="ignore").model_spec
+    except DataMismatchWarning:
+        raise InputError("formula: levels=[...] of C() leaves out levels that sites have: name all of them") from None
+    except (FormulaicError, NameError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"formula: cannot be evaluated: {reason(error)}") from None
+
+
+def evaluate(place: str, spec: Any, kept: Any) -> np.ndarray:
+    """Rows as a formula reads them, without the intercept.
+
+    Every row's values are from that row alone, or sites would read the formula in different ways: `language` sees to
+    it, and here some rows are evaluated by themselves.
+    """
+    X = _matrix(place, spec, kept)
+    some = np.unique(np.linspace(0, len(kept) - 1, ROWS_ALONE).astype(int))[::-1]
+    if not np.allclose(_matrix(place, spec, kept.iloc[some]), X[some], rtol=1e-9, equal_nan=True):
+        raise InputError(f"{place}: the formula gives a row other values if it is alone: sites would not agree on it")
+    check_size(place, "formula", X)
+    return X
+
+
+def _matrix(place: str, spec: Any, kept: Any) -> np.ndarray:
+    from formulaic.errors import FormulaicError
+
+    try:
+        # What is not a number is told of by those who ask.
+        with np.errstate(all="ignore"):
+            found = spec.get_model_matrix(kept, na_action="ignore")
+        return np.asarray(found, float)[:, [i for i, name in enumerate(found.columns) if name != "Intercept"]]
+    except (FormulaicError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{place}: the formula cannot be evaluated: {reason(error)}") from None
+
+
+def check_size(place: str, what: str, array: np.ndarray) -> None:
+    """That squares can be summed."""
+    if not np.all(np.abs(array) < np.sqrt(np.finfo(float).max)):
+        raise InputError(
+            f"{place}: the {what} gives numbers that are not finite, or too large: look for cells that cannot be, "
+            "log(0) or 1/0"
+        )
 
 
 @dataclass(frozen=True)
@@ -151,42 +243,32 @@ class _Reader:
 
     columns: Mapping[str, Column]
     spec: Any
-    left: Any
+    parsed: Parsed
     family: str
-    group: str | None
+
+    @property
+    def group(self) -> str | None:
+        return self.parsed.group
 
     def rows(self, site: str, frame: Any) -> Rows:
         if self.group is not None and self.group not in frame.columns:
             raise InputError(f"site {site}: has no column {self.group!r}, which names groups")
         present = complete(site, frame, [*self.columns, *([] if self.group is None else [self.group])])
         kept = conformed(present, self.columns)
-        # What is not a number is told below.
-        with np.errstate(all="ignore"):
-            X = np.asarray(self.spec.get_model_matrix(kept), float)
-        inner = [i for i, name in enumerate(self.spec.column_names) if name != "Intercept"]
-        y = self._target(site, kept)
-        for what, array in (("formula", X), ("target", y)):
-            # Their squares are summed.
-            if not np.all(np.abs(array) < np.sqrt(np.finfo(float).max)):
-                raise InputError(
-                    f"site {site}: the {what} gives numbers that are not finite, or too large: look for cells that "
-                    "cannot be, log(0) or 1/0"
-                )
+        X, y = evaluate(f"site {site}", self.spec, kept), self._target(site, kept)
+        check_size(f"site {site}", "target", y)
         group = None if self.group is None else labelled(present[self.group])
-        return Rows(X[:, inner], y, group, len(frame) - len(kept))
+        return Rows(X, y, group, len(frame) - len(kept))
 
     def _target(self, site: str, kept: Any) -> np.ndarray:
-        name = str(self.left).strip()
-        column = self.columns.get(name)
-        if column is not None and column.levels is not None:
-            if self.family != "bernoulli" or len(column.levels) != 2:
-                raise InputError(
-                    f"target {name!r}: is text with the levels {', '.join(column.levels[:5])}; {self.family} needs "
-                    + ("two of them, or 0 and 1" if self.family == "bernoulli" else "numbers")
-                )
-            return (kept[name] == column.levels[1]).to_numpy().astype(float)
-        y = np.asarray(self.left.get_model_matrix(kept, na_action="ignore"), float)
-        if y.ndim != 2 or y.shape[1] != 1:
+        name = target_name(self.parsed)
+        levels = target_levels(self.parsed, self.columns)
+        if levels is not None:
+            if self.family != "bernoulli" or len(levels) != 2:
+                raise self._unfit_levels(name, levels)
+            return (kept[name] == levels[1]).to_numpy().astype(float)
+        y = _matrix(f"site {site}: target {name!r}", self.parsed.left, kept)
+        if y.shape[1] != 1:
             raise InputError(f"target {name!r}: expected one column, got {y.shape[1]}")
         y = y[:, 0]
         if self.family == "bernoulli" and not np.all(np.isin(y, (0, 1))):
@@ -194,6 +276,13 @@ class _Reader:
         if self.family in COUNTS and (np.any(y < 0) or np.any(y != np.floor(y))):
             raise InputError(f"site {site}: target {name!r} has to be a count for {self.family}")
         return y
+
+    def _unfit_levels(self, name: str, levels: Sequence[str]) -> InputError:
+        wanted = "two of them, or 0 and 1" if self.family == "bernoulli" else "numbers"
+        same = [", ".join(map(repr, one)) for one in alike(levels)]
+        hint = f": {'; '.join(same)} differ by case or blanks only, make them alike" if same else ""
+        shown = ", ".join(map(repr, levels[:5]))
+        return InputError(f"target {name!r}: is text with the levels {shown}; {self.family} needs {wanted}{hint}")
 
 
 def _number_groups(parts: dict[str, Rows]) -> None:

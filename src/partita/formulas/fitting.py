@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,13 @@ from partita.damping import Damping
 from partita.engines import Engine
 from partita.errors import InputError
 from partita.families import Family, Gaussian
-from partita.formulas.design import Design, Rows, designed
+from partita.families.weights_and_noise import DEGREES
+from partita.formulas.design import FAMILIES as FAMILIES
+from partita.formulas.design import Design, Rows, as_family, designed
+from partita.formulas.naming import named_result, sites_named, write_names
 from partita.formulas.regression import Regression, site_random
-from partita.formulas.tables import read_sites
+from partita.formulas.saving import pack_design
+from partita.formulas.tables import read_sites, repeat_rows
 from partita.models import (
     AbstractModel,
     LinearRegression,
@@ -25,9 +31,8 @@ from partita.models import (
 )
 from partita.run import fit
 from partita.schedules import Schedule, Synchronous
-from partita.telemetry import Callback
+from partita.telemetry import Callback, notice, with_progress
 
-FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 ROUNDS, SETTLED = 100, 1e-7
 
 
@@ -37,7 +42,9 @@ def regress(
     *,
     family: str = "gaussian",
     prior_scale: float = 2.5,
+    noise_scale: float = 1.0,
     held_out: float = 0.0,
+    weights: str | None = None,
     schedule: Schedule | None = None,
     damping: float | str | Damping = "auto",
     engine: Engine | None = None,
@@ -45,6 +52,7 @@ def regress(
     resume: bool = False,
     seed: int = 0,
     callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
 ) -> Regression:
     """Fit a regression to tables at several sites, none of which is shown to another.
 
@@ -54,44 +62,65 @@ def regress(
         family: "gaussian", "bernoulli" (logit), "poisson" (log) or "negative binomial" (log).
         prior_scale: standard deviation under the prior of coefficients of columns in units of their deviation; in those
             of the target, for gaussian.
+        noise_scale: scale of the noise under the prior, half a Student t with three degrees of freedom, in units of the
+            target's deviation; for gaussian.
         held_out: share of every site's rows that is not fitted, to look at calibration.
+        weights: a column of whole numbers, how many equal observations each row stands for.
         schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more.
         damping: the share of a proposed change that is taken.
         engine: what carries tasks to sites.
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
         seed: of what is held out, and of the run.
-        callbacks: called with every event: `[pt.telemetry.Progress()]` shows how far it is.
+        callbacks: called with every event.
+        quiet: say nothing on standard error: neither which level of a text target is modelled, nor, after two seconds,
+            how far the fit is. What looks wrong in the tables is a warning in any case.
 
     A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
     levels their columns have, how many rows and groups there are, and means of columns and of squares around them.
     """
     for module, package in (("formulaic", "formulaic"), ("polars", "polars"), ("numpyro", "NumPyro")):
         import_extra(module, package, "formulas")
-    if family not in FAMILIES:
-        raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
-    check_positive(prior_scale=prior_scale)
+    family = as_family(family)
+    check_positive(prior_scale=prior_scale, noise_scale=noise_scale)
     if not 0 <= held_out < 1:
         raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
-    design, fitted, spare = _read(formula, read_sites(sites), family, held_out, seed)
-    model = _model(design, prior_scale)
-    shards = [_shard(design, model, rows) for rows in fitted.values()]
-    if isinstance(model, NumPyroModel):
-        model = model.sized(shards[0])
-    schedule = Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule
-    result = fit(
-        model,
-        shards,
-        schedule=schedule,
-        damping=damping,
-        engine=engine,
-        start=_start(design, model),
-        run_dir=run_dir,
-        resume=resume,
-        seed=seed,
-        callbacks=callbacks,
-    )
-    return Regression(design, result, fitted, spare, _digest(fitted))
+    with with_progress(formula, callbacks, quiet) as callbacks:
+        design, fitted, spare = _read(formula, repeat_rows(read_sites(sites), weights), family, held_out, seed)
+        design = replace(design, prior_scale=prior_scale, noise_scale=noise_scale)
+        _say(design, quiet)
+        model = _model(design)
+        shards = [_shard(design, model, rows) for rows in fitted.values()]
+        if isinstance(model, NumPyroModel):
+            model = model.sized(shards[0])
+        names = list(fitted)
+        if run_dir is not None:
+            write_names(run_dir, names)
+        with sites_named(names):
+            result = fit(
+                model,
+                shards,
+                schedule=Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule,
+                damping=damping,
+                engine=engine,
+                start=_start(design, model),
+                run_dir=run_dir,
+                resume=resume,
+                seed=seed,
+                callbacks=callbacks,
+            )
+    counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
+    result = replace(named_result(result, names), design=pack_design(design, counts, digest))
+    return Regression(design, result, fitted, spare, digest, counts)
+
+
+def _say(design: Design, quiet: bool) -> None:
+    """What people should know before a fit."""
+    for words in design.advice:
+        warnings.warn(words, stacklevel=3)
+    if design.classes is not None:
+        first, second = design.classes
+        notice(f"target {design.target}: what is modelled is {second!r}, against {first!r}", quiet)
 
 
 def _read(
@@ -102,9 +131,17 @@ def _read(
     return design, *_parted(parts, held_out, seed)
 
 
-def check_comparable(formulas: Sequence[str], sites: Any, *, family: str, held_out: float = 0.0, seed: int = 0) -> None:
+def check_comparable(
+    formulas: Sequence[str],
+    sites: Any,
+    *,
+    family: str,
+    held_out: float = 0.0,
+    weights: str | None = None,
+    seed: int = 0,
+) -> None:
     """That regressions of these formulas will be of the same observations, before the first is fitted."""
-    frames = read_sites(sites)
+    frames, family = repeat_rows(read_sites(sites), weights), as_family(family)
     digests = [_digest(_read(formula, frames, family, held_out, seed)[1]) for formula in formulas]
     for formula, digest in zip(formulas, digests, strict=True):
         _check_same(formula, digest, formulas[0], digests[0])
@@ -140,19 +177,24 @@ def _shard(design: Design, model: AbstractModel, rows: Rows) -> Any:
     return X, y
 
 
-def _model(design: Design, prior_scale: float) -> AbstractModel:
-    features = len(design.names)
-    plain = {
-        "gaussian": LinearRegression,
-        "bernoulli": LogisticRegression,
-        "poisson": PoissonRegression,
-    }
-    if design.group is None and design.family in plain and features:
-        kind: Any = plain[design.family]
-        return kind(features=features, prior_scale=prior_scale, intercept=design.intercept)
-    grouped = design.group is not None
-    program = _program(design.family, design.intercept, prior_scale, grouped)
+def _model(design: Design) -> AbstractModel:
+    features, grouped = len(design.names), design.group is not None
+    scales = {"prior_scale": design.prior_scale}
+    plain: dict[str, Any] = {"bernoulli": LogisticRegression, "poisson": PoissonRegression}
+    if design.family == "gaussian":
+        plain, scales = {"gaussian": LinearRegression}, {**scales, "noise_scale": design.noise_scale}
+    if not grouped and design.family in plain and features:
+        return plain[design.family](features=features, intercept=design.intercept, **scales)
+    program = _program(design.family, design.intercept, grouped, **scales)
     return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)
+
+
+def rebuild_model(design: Design) -> AbstractModel:
+    """The model of a regression that comes from a file."""
+    model = _model(design)
+    if not isinstance(model, NumPyroModel):
+        return model
+    return model.sized((np.zeros((1, len(design.names))), np.zeros(1, np.int32), np.zeros(1)))
 
 
 def _start(design: Design, model: AbstractModel) -> Family | None:
@@ -166,7 +208,7 @@ def _start(design: Design, model: AbstractModel) -> Family | None:
     return Gaussian.from_moments(location, start.covariance)
 
 
-def _program(family: str, intercept: bool, prior_scale: float, grouped: bool) -> Any:
+def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, noise_scale: float = 1.0) -> Any:
     """The same regressions as a NumPyro program: with a negative binomial's size, noise, and groups."""
     import jax.numpy as jnp
     import numpyro
@@ -184,7 +226,8 @@ def _program(family: str, intercept: bool, prior_scale: float, grouped: bool) ->
             with numpyro.plate("group", 1):
                 f = f + numpyro.sample("own", dist.Normal(0, spread))
         if family == "gaussian":
-            numpyro.sample("y", dist.Normal(f, numpyro.sample("noise", dist.HalfNormal(1))), obs=y)
+            noise = numpyro.sample("noise", dist.FoldedDistribution(dist.StudentT(DEGREES, 0, noise_scale)))
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
         elif family == "bernoulli":
             numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
         elif family == "poisson":

@@ -1,27 +1,43 @@
 """A fitted regression: what people read off it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, Self
 
+import jax
 import numpy as np
 from scipy import stats
 
 from partita import metrics
-from partita.checks import is_number
-from partita.errors import InputError
+from partita.checks import check_count, is_number
+from partita.errors import InputError, RunMismatch
 from partita.exchange import CHAINS, imported
-from partita.families import NormalGamma
-from partita.formulas.design import Design, Rows
-from partita.models.linear import in_units_of_data
-from partita.result import Result
+from partita.families import WeightsAndNoise
+from partita.families.marginals import Marginals
+from partita.formulas.design import Counts, Design, Rows
+from partita.formulas.prediction import expected, read_inputs
+from partita.formulas.saving import unpack_design
+from partita.models.linear import to_units_of_data
+from partita.result import Result, unpacked
+from partita.storage import read_arrays
+from partita.text import clean
 
 # What a coefficient's exponential is called.
 RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}
 LEVELS = (0.5, 0.8, 0.95)
 # Draws of so many rows' observations fit into memory.
 ROWS_AT_ONCE = 10_000
+# So many numbers at once, when intervals are drawn.
+MOST_DRAWS = 5_000_000
+
+
+class Drawn(NamedTuple):
+    """Draws of coefficients, in the units of the data; of noise, spread and size [draws, 1], in those of the model."""
+
+    coefficients: np.ndarray
+    others: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,21 +49,21 @@ class Regression:
     sites: Mapping[str, Rows]
     held_out: Mapping[str, Rows]
     digest: str
+    counts: Mapping[str, Counts]
 
     def __repr__(self) -> str:
-        rows = sum(len(rows.y) for rows in self.sites.values())
-        return f"<Regression {self.formula!r}, {self.design.family}: {rows} rows at {len(self.sites)} sites>"
+        return f"<Regression {self.formula!r}, {self.design.family}: {self._rows} rows at {len(self.counts)} sites>"
 
     def __str__(self) -> str:
         """The coefficients as a table."""
-        rows = [{key: row[key] for key in ("name", "mean", "sd", "low", "high")} for row in self.coefficients()]
-        width = max(len(row["name"]) for row in rows)
+        keys = ("mean", "sd", "low", "high")
+        rows = [{"name": clean(row["name"]), **{key: row[key] for key in keys}} for row in self.coefficients()]
+        width = max((len(row["name"]) for row in rows), default=0)
         head = f"{'':<{width}}" + "".join(f"{key:>11}" for key in ("mean", "sd", "2.5 %", "97.5 %"))
-        lines = [
-            f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in ("mean", "sd", "low", "high"))
-            for row in rows
-        ]
-        return "\n".join([repr(self), head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
+        lines = [f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in keys) for row in rows]
+        classes = self.design.classes
+        modelled = [] if classes is None else [clean(f"P({self.design.target} = {classes[1]!r})")]
+        return "\n".join([repr(self), *modelled, head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
 
     @property
     def formula(self) -> str:
@@ -56,45 +72,82 @@ class Regression:
     @property
     def log_evidence(self) -> float:
         """A lower bound of log p(y), in the units of the data."""
-        rows = sum(len(rows.y) for rows in self.sites.values())
-        return self.result.log_evidence - rows * float(np.log(self.design.target_unit))
+        return self.result.log_evidence - self._rows * float(np.log(self.design.target_unit))
+
+    @property
+    def _rows(self) -> int:
+        return sum(one.rows for one in self.counts.values())
+
+    def predict(self, table: Any) -> np.ndarray:
+        """What is expected of each row of a table (a frame, or a CSV or Parquet file), in the units of the data.
+
+        The probability of the second level or of 1, for two classes; the mean, for numbers and counts. It is averaged
+        over the posterior, and over groups as new ones. A row that misses something the formula needs has nan.
+        """
+        X, whole = read_inputs(self.design, table)
+        means = {row["name"]: row["mean"] for row in self.coefficients()}
+        return _placed(expected(self.design, self.result, means, X), whole)
+
+    def predict_interval(self, table: Any, level: float = 0.95, draws: int = 10_000, seed: int = 0) -> np.ndarray:
+        """Between which values each row's observation is believed to be, low and high in two columns.
+
+        With noise, for numbers and counts; of the probability itself, for two classes. From as many draws of the
+        posterior as are asked for; groups are taken as new ones.
+        """
+        check_level(level)
+        check_count(draws=draws)
+        X, whole = read_inputs(self.design, table)
+        rng, tail = np.random.default_rng(seed), 0.5 - level / 2
+        at_once = max(1, MOST_DRAWS // draws)
+        pieces = (self._predicted(X[start : start + at_once], draws, rng) for start in range(0, len(X), at_once))
+        found = [np.quantile(piece, [tail, 1 - tail], axis=0).T for piece in pieces]
+        return _placed(np.concatenate([np.empty((0, 2)), *found]), whole)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write one file, complete or not at all, without data; `Regression.load` reads it."""
+        self.result.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """What `save` wrote: it predicts, but for calibration the data would be needed."""
+        from partita.formulas.fitting import rebuild_model
+
+        arrays, about = read_arrays(path)
+        if about.get("design") is None:
+            raise RunMismatch(f"{path}: holds no regression: use partita.load, or its own load")
+        design, counts, digest = unpack_design(path, about["design"])
+        return cls(design, unpacked(path, arrays, about, rebuild_model(design)), {}, {}, digest, counts)
 
     @cached_property
-    def _posterior(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Mean and covariance of coefficients in the units of the data, the intercept last; degrees of freedom."""
-        posterior: Any = self.result.posterior
-        design, size = self.design, len(self.design.names) + self.design.intercept
-        freedom = np.inf
-        if isinstance(posterior, NormalGamma):
-            freedom = 2 * float(posterior.shape)
-            covariance = np.linalg.inv(posterior.precision) * float(posterior.rate) / float(posterior.shape)
-        else:
-            covariance = np.asarray(posterior.covariance)
-        mean, covariance = np.asarray(posterior.location)[:size], covariance[:size, :size]
-        mean, covariance = in_units_of_data(mean, covariance, design.centre, design.unit, design.intercept)
-        mean, covariance = design.target_unit * mean, design.target_unit**2 * covariance
+    def _transform(self) -> tuple[np.ndarray, np.ndarray]:
+        """T and t, such that coefficients in the units of the data, the intercept last, are T w + t."""
+        design = self.design
+        T = design.target_unit * to_units_of_data(design.centre, design.unit, design.intercept)
+        shift = np.zeros(len(T))
         if design.intercept:
-            mean[-1] += design.target_centre
-        return mean, covariance, freedom
+            shift[-1] = design.target_centre
+        return T, shift
+
+    @cached_property
+    def _coefficients(self) -> Marginals:
+        """Of the coefficients in the units of the data, the intercept last."""
+        posterior: Any = self.result.posterior
+        T, shift = self._transform
+        # Other parameters of a program, such as spreads, come after the coefficients.
+        others = len(posterior.location) - T.shape[1]
+        return posterior.marginals(np.pad(T, ((0, 0), (0, others)))).shifted(shift)
 
     def coefficients(self, level: float = 0.95) -> list[dict[str, Any]]:
         """A row for each coefficient: mean, standard deviation, credible interval, and the ratio that it stands for."""
         check_level(level)
-        mean, covariance, freedom = self._posterior
+        found = self._coefficients
+        mean, deviation, (lows, highs) = found.mean, found.deviation, found.interval(level)
         order = [len(mean) - 1, *range(len(mean) - 1)] if self.design.intercept else range(len(mean))
         names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
-        scale = np.sqrt(np.diag(covariance))
-        half = (
-            stats.t.ppf(0.5 + level / 2, freedom) * scale
-            if np.isfinite(freedom)
-            else (stats.norm.ppf(0.5 + level / 2) * scale)
-        )
-        # Of Student's t, where that has one.
-        deviation = scale * np.sqrt(freedom / (freedom - 2)) if 2 < freedom < np.inf else scale
         ratio = RATIOS.get(self.design.family)
         rows = []
         for i in order:
-            low, high = mean[i] - half[i], mean[i] + half[i]
+            low, high = lows[i], highs[i]
             row = {"name": names[i], "mean": mean[i], "sd": deviation[i], "low": low, "high": high}
             if ratio:
                 row |= {ratio: np.exp(mean[i]), "ratio low": np.exp(low), "ratio high": np.exp(high)}
@@ -106,36 +159,30 @@ class Regression:
         check_level(level)
         posterior: Any = self.result.posterior
         tail = 0.5 - level / 2
-        if isinstance(posterior, NormalGamma):
-            shape, rate = float(posterior.shape), float(posterior.rate)
-            precision = stats.gamma.ppf([1 - tail, tail, 0.5], shape, scale=1 / rate)
-            low, high, middle = self.design.target_unit / np.sqrt(precision)
+        if isinstance(posterior, WeightsAndNoise):
+            low, middle, high = self.design.target_unit * posterior.noise_quantile([tail, 0.5, 1 - tail])
             return [{"name": "noise", "median": middle, "low": low, "high": high}]
         rows = []
-        for name, location, scale in self._logarithms():
-            unit = 1.0 if name == "size" else self.design.target_unit
-            label = f"sd of {self.design.group}" if name == "spread" else name
+        for one in self._positive:
+            unit = 1.0 if one.name == "size" else self.design.target_unit
+            label = f"sd of {self.design.group}" if one.name == "spread" else one.name
+            location, scale = float(posterior.location[one.start]), float(posterior.scale[one.start])
             low, middle, high = unit * np.exp(stats.norm.ppf([tail, 0.5, 1 - tail], location, scale))
             rows.append({"name": label, "median": middle, "low": low, "high": high})
         return rows
 
-    def _logarithms(self) -> list[tuple[str, float, float]]:
-        """Mean and deviation of the logarithm of each positive parameter."""
-        posterior: Any = self.result.posterior
+    @property
+    def _positive(self) -> list[Any]:
+        """The positive parameters of a program: Gaussian in their logarithms."""
         latents = getattr(getattr(self.result.model, "layout", None), "latents", ())
-        positive = [latent for latent in latents if latent.name in ("noise", "spread", "size")]
-        return [(one.name, float(posterior.location[one.start]), float(posterior.scale[one.start])) for one in positive]
+        return [latent for latent in latents if latent.name in ("noise", "spread", "size")]
 
     def to_arviz(self, draws: int = 1000, seed: int = 0) -> Any:
         """An ArviZ `InferenceData` with draws of every coefficient by name, in the units of the data."""
-        rng = np.random.default_rng(seed)
-        mean, covariance, freedom = self._posterior
         number = -(-draws // CHAINS) * CHAINS
-        drawn = rng.multivariate_normal(np.zeros(len(mean)), covariance, number, method="svd")
-        if np.isfinite(freedom):
-            drawn /= np.sqrt(rng.chisquare(freedom, number) / freedom)[:, None]
+        drawn = self._drawn(number, np.random.default_rng(seed)).coefficients
         names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
-        by_name = dict(zip(names, (mean + drawn).T.reshape(len(mean), CHAINS, -1), strict=True))
+        by_name = dict(zip(names, drawn.T.reshape(len(names), CHAINS, -1), strict=True))
         return imported().from_dict(posterior=by_name)
 
     def contributions(self) -> list[dict[str, Any]]:
@@ -144,12 +191,12 @@ class Regression:
         return [
             {
                 "site": name,
-                "rows": len(rows.y),
-                **({} if rows.group is None else {"groups": len(np.unique(rows.group))}),
-                "missing": rows.missing,
+                "rows": one.rows,
+                **({} if one.groups is None else {"groups": one.groups}),
+                "missing": one.missing,
                 "nats": float(nats[number]),
             }
-            for number, (name, rows) in enumerate(self.sites.items())
+            for number, (name, one) in enumerate(self.counts.items())
         ]
 
     def calibration(self, draws: int = 400, seed: int = 0) -> dict[str, Any]:
@@ -159,6 +206,8 @@ class Regression:
         there; groups are taken as new ones.
         """
         rows = self.held_out or self.sites
+        if not rows:
+            raise InputError("calibration: needs the data, which are not kept in a file: ask before it is saved")
         means, ranks = [], []
         for site, part in rows.items():
             rng = site_random(seed, site)
@@ -176,33 +225,38 @@ class Regression:
         inside = {level: float(np.mean(off <= level / 2)) for level in LEVELS}
         return {**where, "rmse": float(np.sqrt(np.mean((mean - y) ** 2))), "inside": inside}
 
+    def _drawn(self, number: int, rng: np.random.Generator) -> "Drawn":
+        """Draws of the posterior."""
+        posterior: Any = self.result.posterior
+        T, shift = self._transform
+        drawn = posterior.sample(jax.random.key(int(rng.integers(2**32))), (number,))
+        if isinstance(posterior, WeightsAndNoise):
+            return Drawn(drawn.location @ T.T + shift, {"noise": 1 / np.sqrt(drawn.precision)[:, None]})
+        others = {one.name: np.exp(drawn[:, one.start, None]) for one in self._positive}
+        return Drawn(drawn[:, : T.shape[1]] @ T.T + shift, others)
+
     def _predicted(self, X: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
-        design, posterior = self.design, cast(Any, self.result.posterior)
-        mean, covariance, _ = self._posterior
-        size = len(mean)
-        noise: Any = 1.0
-        if isinstance(posterior, NormalGamma):
-            precision = rng.gamma(float(posterior.shape), 1 / float(posterior.rate), draws)
-            # Student's t: a normal whose scale follows the noise.
-            widen = np.sqrt(float(posterior.shape) / float(posterior.rate) / precision)
-            noise = design.target_unit / np.sqrt(precision)[:, None]
-            beta = mean + widen[:, None] * rng.multivariate_normal(np.zeros(size), covariance, draws, method="cholesky")
-        else:
-            beta = rng.multivariate_normal(mean, covariance, draws, method="svd")
+        design, drawn = self.design, self._drawn(draws, rng)
+        beta, others = drawn.coefficients, drawn.others
         f = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
-        others = {name: np.exp(rng.normal(m, s, draws))[:, None] for name, m, s in self._logarithms()}
         if "spread" in others:
             f = f + design.target_unit * others["spread"] * rng.normal(size=f.shape)
         if design.family == "bernoulli":
             return 1 / (1 + np.exp(-f))
         if design.family == "gaussian":
-            noise = design.target_unit * others["noise"] if "noise" in others else noise
-            return f + noise * rng.normal(size=f.shape)
+            return f + design.target_unit * others["noise"] * rng.normal(size=f.shape)
         rate = np.exp(np.minimum(f, 30.0))
         if design.family == "negative binomial":
             rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
         return rng.poisson(rate)
+
+
+def _placed(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Values of whole rows in their places, nan in those of the others."""
+    found = np.full((len(whole), *values.shape[1:]), np.nan)
+    found[whole] = values
+    return found
 
 
 def site_random(seed: int, site: str) -> np.random.Generator:

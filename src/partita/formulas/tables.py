@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError
+from partita.files import MOST_TABLE, check_size
+from partita.formulas.advice import FEW_LEVELS, unlikely_levels
 
 LARGEST_LEVELS = 1000
-# A column of text may have so many levels that look like numbers.
-FEW_LEVELS = 12
+# Of a site, after rows have been repeated as their weights say.
+MOST_ROWS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def read_sites(sites: Any, folder: Path | None = None) -> dict[str, Any]:
     }
 
 
-def read_table(table: Any) -> Any:
+def read_table(table: Any, argument: str = "sites") -> Any:
     """A pandas frame, from one, from a polars frame, or from a CSV or Parquet file."""
     import pandas
     import polars
@@ -61,6 +63,7 @@ def read_table(table: Any) -> Any:
     if isinstance(table, str | os.PathLike):
         path = Path(table)
         try:
+            check_size(path, MOST_TABLE)
             if path.suffix.lower() in (".parquet", ".pq"):
                 table = polars.read_parquet(path)
             else:
@@ -69,7 +72,7 @@ def read_table(table: Any) -> Any:
             reason = str(error).splitlines()[0]
             raise InputError(f"{path}: cannot be read as a table: {reason}") from None
     if not isinstance(table, polars.DataFrame):
-        raise InputError(f"sites: expected a file or a pandas or polars frame, got {type(table).__name__}")
+        raise InputError(f"{argument}: expected a file or a pandas or polars frame, got {type(table).__name__}")
     return pandas.DataFrame({name: _as_numpy(table[name]) for name in table.columns})
 
 
@@ -80,30 +83,58 @@ def _as_numpy(column: Any) -> np.ndarray:
     return np.array([None if item is None else str(item) for item in column.to_list()], dtype=object)
 
 
-def described(site: str, frame: Any, names: Sequence[str], categorical: Sequence[str]) -> dict[str, Column]:
-    """What one site tells of the columns that a formula needs."""
+def repeat_rows(frames: Mapping[str, Any], weights: str | None) -> Mapping[str, Any]:
+    """Every row as often as a column says: as many observations as it stands for."""
+    if weights is None:
+        return frames
+    if not isinstance(weights, str):
+        raise InputError(
+            "weights: expected the name of a column that says how many observations a row stands for, "
+            f"got {type(weights).__name__}"
+        )
+    return {site: _repeated(f"site {site}", frame, weights) for site, frame in frames.items()}
+
+
+def _repeated(place: str, frame: Any, name: str) -> Any:
+    from pandas.api.types import is_numeric_dtype
+
+    column = described(place, frame, [name], [])[name]
+    numbers = frame[name].to_numpy(float, na_value=np.nan) if is_numeric_dtype(frame[name]) else np.array([np.nan])
+    if column.levels is not None or not np.all((numbers >= 0) & (numbers == np.floor(numbers))):
+        raise InputError(
+            f"{place}: weights {name!r} has to hold whole numbers of at least 0, as many observations as a row stands "
+            "for, and none missing: weights of surveys or of precision are not known"
+        )
+    if numbers.sum() > MOST_ROWS:
+        raise InputError(f"{place}: weights {name!r} stand for more than {MOST_ROWS:,} rows: use fewer")
+    return frame.iloc[np.repeat(np.arange(len(frame)), numbers.astype(int))]
+
+
+def described(place: str, frame: Any, names: Sequence[str], categorical: Sequence[str]) -> dict[str, Column]:
+    """What one site tells of the columns that a formula needs; `place` is whose table it is, in words."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     found = {}
     for name in names:
         if name not in frame.columns:
-            raise InputError(f"site {site}: has no column {name!r}: it has {', '.join(map(str, frame.columns))}")
+            raise InputError(f"{place}: has no column {name!r}: it has {', '.join(map(str, frame.columns))}")
         if list(frame.columns).count(name) > 1:
-            raise InputError(f"site {site}: has {name!r} twice: give columns different names")
+            raise InputError(f"{place}: has {name!r} twice: give columns different names")
         column = frame[name].dropna()
         if is_numeric_dtype(column) and not is_bool_dtype(column) and name not in categorical:
             found[name] = Column(name, None)
             continue
-        levels = tuple(sorted({_text(item) for item in column}, key=_order))
+        levels = tuple(sorted(set(as_text(column)), key=_order))
         numbers = sum(_order(level)[0] == 0 for level in levels)
         if name not in categorical and len(levels) > FEW_LEVELS and numbers > len(levels) / 2:
             other = next((level for level in levels if _order(level)[0]), None)
             also = "" if other is None else f", and {other!r}"
             raise InputError(
-                f"site {site}: column {name!r} is text that holds numbers{also}: make it numbers, or say C({name})"
+                f"{place}: column {name!r} is text that holds numbers{also}: make it numbers, or say C({name})"
             )
         if len(levels) > LARGEST_LEVELS:
-            raise InputError(f"site {site}: column {name!r} has {len(levels)} levels, more than {LARGEST_LEVELS}")
+            why = unlikely_levels(name, levels, len(column)) or f"column {name!r} has {len(levels)} levels"
+            raise InputError(f"{place}: {why}; there may be no more than {LARGEST_LEVELS} levels")
         found[name] = Column(name, levels)
     return found
 
@@ -135,7 +166,11 @@ def complete(site: str, frame: Any, names: Sequence[str]) -> Any:
 
 def labelled(column: Any) -> np.ndarray:
     """The number of each row's label, from 0."""
-    return np.unique(np.array([_text(item) for item in column]), return_inverse=True)[1].astype(np.int32)
+    return np.unique(np.array(as_text(column)), return_inverse=True)[1].astype(np.int32)
+
+
+def as_text(column: Any) -> list[str]:
+    return [_text(item) for item in column]
 
 
 def conformed(kept: Any, columns: Mapping[str, Column]) -> Any:
@@ -146,7 +181,7 @@ def conformed(kept: Any, columns: Mapping[str, Column]) -> Any:
         {
             name: kept[name].astype(float)
             if column.levels is None
-            else pandas.Categorical([_text(item) for item in kept[name]], categories=list(column.levels))
+            else pandas.Categorical(as_text(kept[name]), categories=list(column.levels))
             for name, column in columns.items()
         }
     )
@@ -160,7 +195,7 @@ def example(columns: Mapping[str, Column]) -> Any:
     made = {}
     for name, column in columns.items():
         if column.levels is None:
-            made[name] = np.ones(rows)
+            made[name] = np.full(rows, np.nan)
         elif not column.levels:
             raise InputError(f"column {name!r}: has no value at any site")
         else:

@@ -10,13 +10,17 @@ from jax.scipy.stats import t as student
 
 from partita.checks import check_count, check_positive
 from partita.errors import InputError, ShardError
-from partita.families import Family, Gaussian, MeanField, NormalGamma
+from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
 from partita.families.gaussian import LOG_2PI
 from partita.models.base import Hyper, Predictor, Rows, check_labels
-from partita.runtime import Array
+from partita.runtime import Array, precision
 from partita.shards import as_numbers
 
 Posterior = Literal["full", "mean-field"]
+# Standard deviations of the prior: whoever is further from zero is held back by it.
+FAR = 5.0
+# Noise of so many times its prior scale has a chance of 1 in 500 under the prior.
+LOUD = 10.0
 
 
 class LinearPredictor(Predictor):
@@ -76,6 +80,25 @@ class LinearPredictor(Predictor):
     def predictors(self, params: Array, X: Array) -> Array:
         """f = Xθ."""
         return X @ params
+
+    def doubts(self, posterior: Any) -> list[str]:
+        """Weights far out in the tail of their prior: in units of such size, it is not weak."""
+        if self.given_prior is not None:
+            return []
+        with precision(self.dtype):
+            scale = np.asarray(self.prior_precision(self.hyper)) ** -0.5
+        # The largest of all outputs.
+        off = np.max(np.abs(np.reshape(posterior.location, (-1, len(scale)))), axis=0) / scale
+        worst = int(np.argmax(off))
+        if off[worst] <= FAR:
+            return []
+        setting = "intercept_scale" if worst >= self.features else "prior_scale"
+        name = "the intercept" if worst >= self.features else f"weight {worst}"
+        return [
+            f"{name} is {off[worst]:.0f} standard deviations of its prior from zero: either that holds it back "
+            f"(standardise inputs and targets, or raise {setting} ({getattr(self, setting):g})), or the run diverged "
+            "(lower damping)"
+        ]
 
 
 class Classifier(LinearPredictor):
@@ -141,19 +164,31 @@ class PoissonRegression(LinearPredictor):
 class LinearRegression(LinearPredictor):
     """y = xᵀθ + Gaussian noise.
 
-    With a known noise (standard deviation) the posterior is Gaussian. With `noise=None` the noise's precision
-    τ is a parameter: τ ~ Gamma(noise_shape, noise_rate), and the prior of the weights scales with the noise,
-    θ | τ ~ N(0, prior_scale² / τ), so that the posterior is normal-gamma. Both are exact.
+    The weights are N(0, prior_scale²), the intercept is N(0, intercept_scale²). With a known noise (standard deviation)
+    the posterior is Gaussian. With `noise=None` the noise is a parameter too, whatever the weights are: σ is the
+    absolute value of a Student t with three degrees of freedom and scale `noise_scale`, flat near zero and with a heavy
+    tail (below 1e-5 of the scale it is cut, smoothly). Both posteriors are exact, and so is the log evidence.
+
+    All scales are in the units of the data: use inputs and targets of about one, or scales to match.
     """
 
     noise: float | None = None
-    noise_shape: float = 1.0
-    noise_rate: float = 1.0
+    noise_scale: float = 1.0
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
+        """With scales in the units of the targets, where they are not given and the noise is not."""
+        if settings.get("noise") is not None:
+            return cls(features=X.shape[1], **settings)
+        size = float(np.sqrt(np.mean(np.square(y, dtype=float)))) or 1.0
+        unit = float(np.std(y)) or size
+        scales = {"prior_scale": unit, "noise_scale": unit, "intercept_scale": 10 * size}
+        return cls(features=X.shape[1], **{**scales, **settings})
 
     closed_form: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
-        check_positive(noise_shape=self.noise_shape, noise_rate=self.noise_rate)
+        check_positive(noise_scale=self.noise_scale)
         if self.noise is not None:
             check_positive(noise=self.noise)
         elif self.posterior != "full":
@@ -165,6 +200,10 @@ class LinearRegression(LinearPredictor):
         return self.posterior == "full"
 
     @property
+    def exact(self) -> bool:
+        return self.conjugate
+
+    @property
     def hyper(self) -> Hyper:
         known = {} if self.noise is None else {"noise": float(self.noise)}
         return {"prior_scale": float(self.prior_scale), **known}
@@ -172,9 +211,21 @@ class LinearRegression(LinearPredictor):
     def natural_prior(self, hyper: Hyper) -> Family:
         if self.noise is not None:
             return LinearPredictor.natural_prior(self, hyper)
-        precision = self.prior_precision(hyper)
-        shape, rate = (jnp.asarray(value, self.dtype) for value in (self.noise_shape, self.noise_rate))
-        return NormalGamma.from_parameters(jnp.zeros_like(precision), jnp.diag(precision), shape, rate)
+        return WeightsAndNoise.before_data(self.prior_precision(hyper), float(self.noise_scale))
+
+    def doubts(self, posterior: Any) -> list[str]:
+        """With noise far above its scale, for which weights may have been held back too."""
+        found = LinearPredictor.doubts(self, posterior)
+        if self.noise is not None or self.given_prior is not None:
+            return found
+        ratio = float(posterior.noise_quantile(0.5)) / self.noise_scale
+        if ratio <= LOUD:
+            return found
+        return [
+            *found,
+            f"the noise is {ratio:.0f} times its prior scale: targets have other units than the prior, which may hold "
+            f"weights back; standardise targets, or raise noise_scale ({self.noise_scale:g}) and prior_scale with it",
+        ]
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
         return -0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI
@@ -201,8 +252,7 @@ class LinearRegression(LinearPredictor):
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         if self.noise is not None:
             return q.project(X)[1] + hyper["noise"] ** 2
-        spread = jnp.sum(X * jnp.linalg.solve(q.precision, X.T).T, axis=1)
-        return jnp.where(q.shape > 1, q.rate / (q.shape - 1) * (1 + spread), jnp.inf)
+        return jnp.sum((X @ q.covariance) * X, axis=1) + q.noise_variance
 
     def response(self, f: Array) -> Array:
         return f
@@ -287,14 +337,12 @@ class SoftmaxRegression(LinearPredictor):
         return response.argmax(axis=-1)
 
 
-def in_units_of_data(
-    mean: np.ndarray, covariance: np.ndarray, centre: np.ndarray, unit: np.ndarray, intercept: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
-    """Moments of coefficients, the intercept last, of columns that were (x - centre) / unit; stacked ones, too."""
+def to_units_of_data(centre: np.ndarray, unit: np.ndarray, intercept: bool = True) -> np.ndarray:
+    """T, such that T w are the coefficients, the intercept last, of columns that were (x - centre) / unit."""
     T = np.diag(np.append(1 / unit, 1.0)) if intercept else np.diag(1 / unit)
     if intercept:
         T[-1, :-1] = -centre / unit
-    return mean @ T.T, T @ covariance @ T.T
+    return T
 
 
 __all__ = [
@@ -304,5 +352,5 @@ __all__ = [
     "ProbitRegression",
     "RobustRegression",
     "SoftmaxRegression",
-    "in_units_of_data",
+    "to_units_of_data",
 ]

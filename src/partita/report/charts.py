@@ -1,5 +1,6 @@
 """What is drawn: lines of a history, and pictures that Plotly makes of sites, calibration and posteriors."""
 
+import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from partita.telemetry import Row
+from partita.text import clean
 
 # Okabe and Ito's colours, told apart by most people, darkened or lightened until they stand out from the page.
 COLOURS = ("#0072b2", "#d55e00", "#008a63", "#b0568a", "#2f89c5", "#a87400")
@@ -97,6 +99,11 @@ def styled(figure: Any) -> Any:
     return figure
 
 
+def plotly_text(text: str) -> str:
+    """A name that Plotly, which reads some HTML in it, shows as it is."""
+    return html.escape(clean(text), quote=False)
+
+
 def label_picture(shards: Sequence[tuple]) -> Picture:
     """How many rows of which label every site has."""
     import plotly.graph_objects as go
@@ -141,7 +148,7 @@ def calibration_picture(calibrations: Mapping[str, Calibration]) -> Picture:
         figure.add_scatter(
             x=list(calibration.claimed),
             y=list(calibration.found),
-            name=name,
+            name=plotly_text(name),
             mode="lines+markers",
             line={"color": COLOURS[number % len(COLOURS)]},
             marker={"size": 5 + 20 * np.sqrt(share)},
@@ -162,12 +169,14 @@ def bars(title: str, words: str, unit: str, names: Sequence[str], values: Sequen
     shown = np.sort(np.argsort(-numbers, kind="stable")[:MOST_BARS])
     more = f" The {MOST_BARS} largest of {len(names)}." if len(names) > MOST_BARS else ""
     figure = go.Figure(
-        go.Bar(x=[names[i] for i in shown], y=numbers[shown].tolist(), marker={"color": COLOURS[0]}, name=unit)
+        go.Bar(
+            x=[plotly_text(names[i]) for i in shown], y=numbers[shown].tolist(), marker={"color": COLOURS[0]}, name=unit
+        )
     )
     figure.update_xaxes(type="category")
     figure.update_yaxes(title=unit, rangemode="tozero")
     top = int(np.argmax(numbers))
-    return Picture(title, f"{words} Most: {names[top]}, {numbers[top]:.3g}.{more}", styled(figure))
+    return Picture(title, f"{words} Most: {clean(names[top])}, {numbers[top]:.3g}.{more}", styled(figure))
 
 
 def grouped_bars(title: str, words: str, unit: str, values: Mapping[str, Sequence[float] | None]) -> Picture:
@@ -178,7 +187,9 @@ def grouped_bars(title: str, words: str, unit: str, values: Mapping[str, Sequenc
     for number, (name, numbers) in enumerate(values.items()):
         if numbers is not None:
             sites = [f"site {m}" for m in range(len(numbers))]
-            figure.add_bar(x=sites, y=list(numbers), name=name, marker={"color": COLOURS[number % len(COLOURS)]})
+            figure.add_bar(
+                x=sites, y=list(numbers), name=plotly_text(name), marker={"color": COLOURS[number % len(COLOURS)]}
+            )
     figure.update_yaxes(title=unit, rangemode="tozero")
     styled(figure).update_layout(showlegend=False)
     return Picture(title, words, figure)
@@ -194,7 +205,7 @@ def interval_picture(name_of: Callable[[int], str], low: np.ndarray, middle: np.
     figure = go.Figure(
         go.Scatter(
             x=middle[shown].tolist(),
-            y=[name_of(int(place)) for place in shown],
+            y=[plotly_text(name_of(int(place))) for place in shown],
             error_x={
                 "type": "data",
                 "symmetric": False,

@@ -1,5 +1,6 @@
 """What a run's folder says, read again and again while the run goes on, which notices nothing of it."""
 
+import heapq
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import CorruptStorage, InputError
 from partita.report.charts import Curve, Picture, bars, calibration_picture
 from partita.report.measures import read_measures
 from partita.report.page import Report
@@ -102,6 +103,8 @@ class Follower:
         # The last update that was read, and who answered the tasks of a version, in folds of several sites.
         self._number = 0
         self._answers: dict[int, set[int]] = {}
+        # The same versions, the smallest first.
+        self._versions: list[int] = []
         # The result that was read, the last fold that it knows of, and what it says.
         self._result: tuple[int, int] | None = None
         self._finished, self.log_evidence = -1, np.nan
@@ -115,9 +118,8 @@ class Follower:
             return False
         written, before = self._last_written(), self.last
         # In parts, because there may be very many; what is written meanwhile is for the next time.
-        while len(rows := self._new_rows()) >= PART:
+        while rows := self._new_rows():
             self._add(rows)
-        self._add(rows)
         is_new = self.last != before
         if is_new:
             # Whoever looks for the first time sees by the file how long ago that was.
@@ -142,7 +144,10 @@ class Follower:
     def _read_answers(self) -> None:
         for number, site, version in read_updates(self.folder, self._number):
             self._number = number
-            self._answers.setdefault(version, set()).add(site)
+            if version not in self._answers:
+                self._answers[version] = set()
+                heapq.heappush(self._versions, version)
+            self._answers[version].add(site)
 
     def _add(self, rows: Sequence[Row]) -> None:
         if any(row["site"] is None for row in rows):
@@ -154,13 +159,16 @@ class Follower:
         if row["site"] is None:
             task = row["version"] - row["sites"] - row["staleness"]
             workers: Iterable[int] = self._answers.get(task, ())
-            self._answers = {version: sites for version, sites in self._answers.items() if version > task}
+            while self._versions and self._versions[0] <= task:
+                del self._answers[heapq.heappop(self._versions)]
         else:
             workers = (row["site"],)
         for site in workers:
             self.sites.setdefault(site, SiteSoFar()).add(row)
-        (self._measured if any(name in row for name in SCORES) else self._others).add(row)
         self.last = row
+        # What callbacks measured may be anything; numbers are drawn.
+        drawn = {name: value for name, value in row.items() if isinstance(value, int | float | None)}
+        (self._measured if any(name in row for name in SCORES) else self._others).add(drawn)
 
     def _read_result(self) -> bool:
         path = self.folder / "result.safetensors"
@@ -171,7 +179,11 @@ class Follower:
             return False
         self._result = stamp
         about = read_arrays(path)[1]
-        self._finished, self.log_evidence = about["history"][-1]["fold"], about["log_evidence"]
+        try:
+            self._finished, known = int(about["history"][-1]["fold"]), about["log_evidence"]
+            self.log_evidence = np.nan if known is None else float(known)
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise CorruptStorage(f"{path}: is no result of a run ({error!r})") from None
         try:
             result = load(path)
         except InputError:

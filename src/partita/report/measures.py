@@ -1,6 +1,5 @@
 """What was measured on a test set: kept beside a run, because the data are not."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from partita.errors import CorruptStorage, InputError
+from partita.files import read_json
 from partita.metrics import reliability
 from partita.predictive import expected_response
 from partita.report.charts import Calibration
@@ -66,12 +66,20 @@ def read_measures(folder: str | os.PathLike, fold: int) -> Measures:
     """Of the result after this fold."""
     path = Path(folder) / "measures.json"
     try:
-        row = json.loads(path.read_text(encoding="utf-8"))
+        row = read_json(path)
         if row["fold"] != fold:
             return Measures()
-        calibrated = None if row["calibration"] is None else Calibration(**row["calibration"])
-        return Measures(row["scores"], calibrated, row.get("features", ()))
+        calibrated = None if row["calibration"] is None else _calibration(row["calibration"])
+        scores = {str(name): None if value is None else float(value) for name, value in row["scores"].items()}
+        return Measures(scores, calibrated, [str(name) for name in row.get("features", ())])
     except FileNotFoundError:
         return Measures()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing else is lost") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptStorage(f"{path}: {error!r}: it can be deleted, nothing else is lost") from None
+
+
+def _calibration(row: Row) -> Calibration:
+    columns = {name: None if row[name] is None else [float(value) for value in row[name]] for name in row}
+    if len({len(column) for column in columns.values() if column is not None}) > 1:
+        raise ValueError("columns of unequal length")
+    return Calibration(**columns)  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ function lines(chart) {
   const traces = [];
   contents.curves.forEach((curve, number) => {
     if (hidden.has(curve.name)) return;
-    const look = { name: curve.name, type: "scatter", line: { color: colour(number), dash: curve.dash } };
+    const look = { name: curve.label, type: "scatter", line: { color: colour(number), dash: curve.dash } };
     const found = points(curve, chart.y, isLog(chart));
     if (found.length) {
       const mode = found.length > 1 ? "lines" : "markers";
@@ -69,7 +69,7 @@ function lines(chart) {
     const end = chart.y === "free_energy" ? points(curve, "log_evidence", false) : [];
     if (end.length) {
       const marker = { size: 10, symbol: "diamond", color: colour(number) };
-      traces.push({ ...look, name: `${curve.name}: log evidence`, mode: "markers", marker, ...columns(end) });
+      traces.push({ ...look, name: `${curve.label}: log evidence`, mode: "markers", marker, ...columns(end) });
     }
   });
   return traces;
@@ -166,7 +166,8 @@ function drawPicture(picture) {
   let text = JSON.stringify({ data: picture.data, layout: picture.layout });
   if (dark.matches) contents.colours.light.forEach((light, i) => { text = text.replaceAll(light, contents.colours.dark[i]); });
   const { data, layout } = JSON.parse(text);
-  const shown = data.filter((trace) => !hidden.has(trace.name));
+  const labels = contents.curves.filter((curve) => hidden.has(curve.name)).map((curve) => curve.label);
+  const shown = data.filter((trace) => !labels.includes(trace.name));
   const place = section(picture.title);
   place.classList.toggle("wide", picture.wide);
   return draw(place, shown, { ...layout, uirevision: "kept" }, `${picture.title}. ${picture.words}`, picture.words);

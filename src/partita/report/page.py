@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from partita.report.charts import AXES, CHARTS, COLOURS, DASHES, LABELS, ON_DARK, Chart, Curve, Picture
+from partita.report.charts import AXES, CHARTS, COLOURS, DASHES, LABELS, ON_DARK, Chart, Curve, Picture, plotly_text
 from partita.storage import write_text
 from partita.telemetry import Row, plain, to_json
+from partita.text import clean
 
 # Rows of a curve that are drawn; screens have no more columns.
 MOST_ROWS = 1500
+# Characters of a paragraph.
+MOST_WORDS = 2000
 # Of these, differences of one or two matter, however large they are.
 NATS = ("free energy", "log evidence", "behind")
 
@@ -55,8 +58,8 @@ def page(report: Report, live: bool = False) -> str:
     folder = files("partita.report")
     shown = contents(report)
     return TEMPLATE.format(
-        title=html.escape(report.title),
-        words=html.escape(report.words),
+        title=_escaped(report.title),
+        words=_escaped(report.words),
         table=shown["table"],
         sites=shown["sites"],
         notes=html_notes(report.notes),
@@ -73,12 +76,17 @@ def contents(report: Report) -> Row:
     """What changes while a run goes on, as JSON: all that the page's script draws."""
     names = [chart.y for chart in report.charts]
     curves: list[Row] = [
-        {"name": curve.name, "dash": DASHES[number % len(DASHES)], "columns": columns(curve.rows, names)}
+        {
+            "name": clean(curve.name),
+            "label": plotly_text(curve.name),
+            "dash": DASHES[number % len(DASHES)],
+            "columns": columns(curve.rows, names),
+        }
         for number, curve in enumerate(report.curves)
     ]
     drawn = [chart for chart in report.charts if any(_says(chart, curve["columns"].get(chart.y)) for curve in curves)]
     return {
-        "words": report.words,
+        "words": clean(report.words, MOST_WORDS),
         "table": html_table(report.table) + "".join(html_table(rows, name) for name, rows in report.more.items()),
         "sites": html_table(report.sites, "Sites"),
         "axes": [
@@ -96,8 +104,8 @@ def contents(report: Report) -> Row:
         ],
         "pictures": [
             {
-                "title": picture.title,
-                "words": picture.words,
+                "title": clean(picture.title),
+                "words": clean(picture.words, MOST_WORDS),
                 "wide": picture.wide,
                 **json.loads(picture.figure.to_json()),
             }
@@ -133,19 +141,23 @@ def _number(value: Any) -> float | None:
 def html_table(rows: Sequence[Row], caption: str = "") -> str:
     if not rows:
         return ""
-    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    head = "".join(f"<th scope='col'>{html.escape(name)}</th>" for name in rows[0])
+    title = f"<caption>{_escaped(caption)}</caption>" if caption else ""
+    head = "".join(f"<th scope='col'>{_escaped(name)}</th>" for name in rows[0])
     body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cells(row: Row) -> str:
-    first, *rest = (html.escape(shown(value, name)) for name, value in row.items())
+    first, *rest = (_escaped(shown(value, name)) for name, value in row.items())
     return f"<th scope='row'>{first}</th>" + "".join(f"<td>{text}</td>" for text in rest)
 
 
+def _escaped(text: str) -> str:
+    return html.escape(clean(text, MOST_WORDS))
+
+
 def html_notes(notes: Mapping[str, str]) -> str:
-    items = (f"<dt>{html.escape(name)}</dt><dd>{html.escape(words)}</dd>" for name, words in notes.items())
+    items = (f"<dt>{_escaped(name)}</dt><dd>{_escaped(words)}</dd>" for name, words in notes.items())
     return f"<dl>{''.join(items)}</dl>" if notes else ""
 
 

@@ -19,18 +19,47 @@ DRAWS, MOST_DRAWN = 1000, 5000
 
 
 def posterior_picture(result: Result, features: Sequence[str] = ()) -> Picture | None:
-    """95 % intervals of the parameters; None of very many that are not Gaussian. Features may have names."""
-    found = intervals(result.posterior)
+    """95 % intervals of the parameters; None of very many that are not Gaussian. Features may have names.
+
+    Weights of linear models are in units of the data, where the result's design says what those are.
+    """
+    found = intervals(result.posterior, in_units(result))
     if found is None:
         return None
     tree, low, middle, high = found
     return interval_picture(lambda place: name_of(result.model, tree, place, features), low, middle, high)
 
 
-def intervals(posterior: Family) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Parameters as a tree, and the quantiles of all of them in a row."""
+def in_units(result: Result) -> np.ndarray | None:
+    """A, of parameters Aθ that act on columns as they are; None, if θ does, or is no linear model's.
+
+    θᵀ (x - c)/s + b = (θ/s)ᵀ x + b - θᵀ(c/s)
+    """
+    design, model = result.design, result.model
+    if design is None or "formula" in design or "unit" not in design or not isinstance(model, LinearPredictor):
+        return None
+    if len(design["columns"]) != model.features:
+        return None
+    centre, unit = np.asarray(design["centre"]), np.asarray(design["unit"])
+    block = np.diag(np.append(1 / unit, np.ones(model.columns - model.features)))
+    if model.intercept:
+        block[-1, :-1] = -centre / unit
+    return np.kron(np.eye(max(model.outputs, len(model.blocks))), block)
+
+
+def intervals(
+    posterior: Family, units: np.ndarray | None = None
+) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Parameters as a tree, and the quantiles of all of them in a row; of the first ones times a matrix, if given."""
     if isinstance(posterior, Gaussian | MeanField):
         middle, scale = _flat(posterior.location), _flat(posterior.scale)
+        if units is not None:
+            A = _padded(units, len(middle))
+            middle = A @ middle
+            if isinstance(posterior, Gaussian):
+                scale = np.sqrt(np.sum((A @ np.asarray(posterior.covariance)) * A, axis=1))  # diag(A Σ Aᵀ)
+            else:
+                scale = np.sqrt(A**2 @ scale**2)
         half = float(ndtri(0.975)) * scale
         return posterior.location, middle - half, middle, middle + half
     with precision(posterior.dtype):
@@ -40,8 +69,18 @@ def intervals(posterior: Family) -> tuple[Any, np.ndarray, np.ndarray, np.ndarra
     draws = [
         np.asarray(leaf).reshape(DRAWS, -1) for leaf in jax.tree.leaves(posterior.sample(jax.random.key(0), (DRAWS,)))
     ]
-    low, middle, high = np.quantile(np.concatenate(draws, axis=1), [0.025, 0.5, 0.975], axis=0)
+    together = np.concatenate(draws, axis=1)
+    if units is not None:
+        together = together @ _padded(units, together.shape[1]).T
+    low, middle, high = np.quantile(together, [0.025, 0.5, 0.975], axis=0)
     return like, low, middle, high
+
+
+def _padded(units: np.ndarray, size: int) -> np.ndarray:
+    """The rest of the parameters are left as they are."""
+    A = np.eye(size)
+    A[: len(units), : len(units)] = units
+    return A
 
 
 def _flat(tree: Any) -> np.ndarray:

@@ -13,7 +13,8 @@ from rich.text import Text
 from partita.report.charts import LABELS
 from partita.report.follower import Follower
 from partita.report.page import shown
-from partita.telemetry import Progress, Row
+from partita.telemetry import MOST_OF_LINE, Progress, Row
+from partita.text import clean
 
 LOOK = 1.0
 # Columns of a table in a file or a pipe.
@@ -26,11 +27,14 @@ MOST_SITES = 15
 
 
 def table_of(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    """A table whose words nobody reads as Rich's markup."""
+    table = Table(
+        title=Text(clean(title, lines=True)), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for number, name in enumerate(rows[0]):
-        table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(clean(name).replace(" ", "\n")), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(shown(value, name) for name, value in row.items()))
+        table.add_row(*(Text(clean(shown(value, name))) for name, value in row.items()))
     return table
 
 
@@ -57,7 +61,7 @@ def view(follower: Follower) -> RenderableType:
     """A run on one screen: how far it is, its curves, its sites."""
     state, rows = follower.state(), follower.rows()
     ago = f" Last update {state['still']:.0f} s ago." if state["state"] in ("running", "still") else ""
-    parts: list[RenderableType] = [Text(f"{follower.title}. {state['words']}{ago}", style="bold")]
+    parts: list[RenderableType] = [Text(clean(f"{follower.title}. {state['words']}{ago}", MOST_OF_LINE), style="bold")]
     for name in SPARKS:
         values = [row[name] for row in rows if row.get(name) is not None]
         if len(set(values)) > 1:

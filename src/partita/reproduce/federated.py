@@ -11,8 +11,9 @@ from partita.damping import Damping, Optimiser
 from partita.datasets import split
 from partita.families import Family
 from partita.metrics import classification
-from partita.models import Network, prior_of
+from partita.models import Network
 from partita.predictive import expected_response
+from partita.references.committee import split_prior
 from partita.reproduce.study import Cell, Images
 from partita.run import events, evidence
 from partita.schedules import Asynchronous, OnePass, Schedule, Synchronous
@@ -187,23 +188,24 @@ def _rows(images: Images, method: Method, setting: str, seed: int, hidden: Seque
 
 
 def _run(images: Images, method: Method, model: Network, shards: Sequence[Any], seed: int) -> Iterator[Row]:
-    # Each site has a tenth of the prior, and the rest joins at the end: N(0, 10 s²) is N(0, s²) to the power 1/10.
-    fitted = dataclasses.replace(model, prior_scale=model.prior_scale * SITES**0.5) if method.split_prior else model
-    prior = prior_of(model, model.hyper)
-    rest = prior ** (1 - 1 / SITES) if method.split_prior else prior**0
+    if method.split_prior:
+        assert method.solver is not None
+        committee = split_prior(model, shards, method.solver, seed)
+        yield _row(images, model, committee.history[-1], committee.posterior, None)
+        return
     last = None
     for event in events(
-        fitted, shards, solver=method.solver, schedule=method.schedule, damping=method.damping, seed=seed
+        model, shards, solver=method.solver, schedule=method.schedule, damping=method.damping, seed=seed
     ):
         last = event
         if _looked_at(event, method):
-            yield _row(images, method, model, event, event.posterior * rest, event.free_energy)
+            yield _row(images, model, _counted(event, method), event.posterior, event.free_energy)
     if last is not None and not _looked_at(last, method):
-        yield _row(images, method, model, last, last.posterior * rest, last.free_energy)
+        yield _row(images, model, _counted(last, method), last.posterior, last.free_energy)
     if last is not None and method.polls == 1:
         # The last event's free energy is that of the posterior before it.
-        posterior = last.posterior * rest
-        yield _row(images, method, model, last, posterior, evidence(model, shards, posterior, seed=seed))
+        at_end = evidence(model, shards, last.posterior, seed=seed)
+        yield _row(images, model, _counted(last, method), last.posterior, at_end)
 
 
 def _looked_at(event: Event, method: Method) -> bool:
@@ -214,20 +216,18 @@ def _looked_at(event: Event, method: Method) -> bool:
     return whole and (event.round <= 20 or round(event.round) % 10 == 0)
 
 
-def _row(
-    images: Images, method: Method, model: Network, event: Event, posterior: Family, free_energy: float | None
-) -> Row:
+def _counted(event: Event, method: Method) -> Row:
+    if not method.pooled:
+        return event.row()
+    # Were its data at ten sites, each of them would receive parameters and return a gradient at every step.
+    messages = 2 * SITES * event.version * event.work[0].steps
+    return event.row() | {"messages": messages, "bytes": messages * event.posterior.nbytes}
+
+
+def _row(images: Images, model: Network, counted: Row, posterior: Family, free_energy: float | None) -> Row:
     measured = classification(expected_response(model, posterior, images.test[0], SAMPLES), images.test[1])
-    messages, size = event.messages, event.bytes
-    if method.pooled:
-        # Were its data at ten sites, each of them would receive parameters and return a gradient at every step.
-        steps = event.version * event.work[0].steps
-        messages, size = 2 * SITES * steps, 2 * SITES * steps * event.posterior.nbytes
     return {
-        "round": event.round,
-        "seconds": event.seconds,
-        "messages": messages,
-        "bytes": size,
+        **{name: counted[name] for name in ("round", "seconds", "messages", "bytes")},
         **measured,
         "free_energy": free_energy,
     }

@@ -1,8 +1,9 @@
 """Streaming classification as in the paper's appendix: beliefs about old function values are never touched again.
 
-A new batch adds values b at new points to those at the old ones, a: q(a) q(b | a), of which q(a) stays. So, too, what
-old batches said about hyperparameters is left out of their objective. `partita.gp` carries a factor on instead of q(a),
-and lets every batch change the beliefs about all of the function; this here is for comparison.
+A new batch adds values b at new points to those at the old ones, a: q(a) q(b | a), of which q(a) stays. What old
+batches say about hyperparameters θ is in the distribution over them, where there is one, and in -KL(q(a) || p(a | θ)),
+where θ is a point. `partita.gp` carries a factor on instead of q(a), and lets every batch change the beliefs about all
+of the function; this here is for comparison.
 """
 
 from typing import Any, NamedTuple
@@ -89,10 +90,12 @@ class FrozenClassifier:
         prior = MeanField.from_moments(self.location_, self.scale_)
         free = Free(self.location_, np.log(self.scale_), np.zeros(len(new)), 0.3 * np.eye(len(new)))
         optimiser = optax.adam(optax.cosine_decay_schedule(0.03, self.steps))
+        before = exponentials(self.unravel(jnp.asarray(self.location_)))
 
         def loss(free: Free, key: Array) -> Array:
             if not self.variational:
-                return -bound(exponentials(self.unravel(free.location)), self.beliefs_, new, free, X, y)[0]
+                params = exponentials(self.unravel(free.location))
+                return -bound(params, self.beliefs_, new, free, X, y)[0] - remembered(params, before, self.beliefs_)
             logs = free.location + jnp.exp(free.log_scale) * mirrored(key, DRAWS, len(free.location))
             each = jax.lax.map(
                 lambda one: bound(exponentials(self.unravel(one)), self.beliefs_, new, free, X, y)[0], logs
@@ -135,6 +138,21 @@ def bound(params: Any, old: Beliefs, new: Array, free: Free, X: Array, y: Array)
     V, left = GP.projected(params, L, points, jnp.ones(len(points)), X)
     expected = GP.likelihood.expected({}, V.T @ m, jnp.sum(V * (S @ V), axis=0) + left, y)
     return jnp.sum(expected) - kl, Beliefs(points, L @ m, L @ S @ L.T)
+
+
+def remembered(params: Any, before: Any, old: Beliefs) -> Array:
+    """E_q(a)[log p(a | θ) - log p(a | θ before)]: what the paper's bound for a point θ has beside `bound`.
+
+    It is KL(q(a) || p(a | θ before)) - KL(q(a) || p(a | θ)), of the appendix on private pseudo-points with maximum
+    likelihood. With a distribution over θ it cancels, because the old one has heard it.
+    """
+
+    def expected_log_prior(params: Any) -> Array:
+        L = GP.cholesky(params, old.points, jnp.ones(len(old.points)), JITTER)
+        mean = solve_triangular(L, old.mean, lower=True)
+        return -0.5 * (mean @ mean + jnp.trace(cho_solve((L, True), old.covariance))) - jnp.sum(jnp.log(jnp.diag(L)))
+
+    return expected_log_prior(params) - expected_log_prior(before)
 
 
 @jax.jit

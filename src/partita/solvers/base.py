@@ -59,6 +59,11 @@ class Solver(eqx.Module):
     anchored: ClassVar[bool] = False
 
     @property
+    def values_factor(self) -> bool:
+        """Whether what stands for E_q[log p] in its reports depends on the site's factor."""
+        return False
+
+    @property
     def stochastic(self) -> bool:
         """Whether what it reports of the free energy is an estimate from some of the rows."""
         return False
@@ -70,6 +75,10 @@ class Solver(eqx.Module):
     def message(self, problem: LocalProblem, posterior: Family, *, key: Array) -> tuple[Family, SolverInfo]:
         """The factor that it proposes; flat, where that is not finite. For solvers that send messages."""
         raise NotImplementedError
+
+    def value(self, problem: LocalProblem, posterior: Family, factor: Family | None, key: Array) -> Array:
+        """E_q[log p(y_m | θ)], or what stands for it: with the sum over sites, less KL(q ‖ prior), as the evidence."""
+        return problem.expected_log_prob(posterior.mean() if problem.expectation.of_mean else posterior, key)
 
     @abstractmethod
     def refine(

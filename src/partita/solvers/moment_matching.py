@@ -43,8 +43,9 @@ class MomentMatching(Solver):
     convex function, if `damping` is at most about two over the number of sites. Fixed points are those of power EP,
     also where that oscillates.
 
-    The free energy in a run's history is then power EP's estimate of the log evidence, which is no bound, and which
-    damping should not rely on: give a number (`damping=0.5`), or 1 where sites take turns.
+    The free energy in a run's history, and the log evidence of its result, are power EP's estimate, which is no bound,
+    and which damping should not rely on: give a number (`damping=0.5`), or 1 where sites take turns. The estimate means
+    something where the factors stand: at a fixed point. `evidence` gives the variational bound of any posterior.
     """
 
     power: float = 1.0
@@ -65,6 +66,15 @@ class MomentMatching(Solver):
     @property
     def stochastic(self) -> bool:
         return True
+
+    @property
+    def values_factor(self) -> bool:
+        return not self.each_row
+
+    def value(self, problem: LocalProblem, posterior: Family, factor: Family | None, key: Array) -> Array:
+        if factor is None:
+            return super().value(problem, posterior, None, key)
+        return self._matched(problem, posterior, factor, key)[0]
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
@@ -158,8 +168,7 @@ class MomentMatching(Solver):
         finite = all_finite(refined)
         good = refined.is_proper() & finite
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, posterior)
-        view = posterior.mean() if problem.expectation.of_mean else posterior
-        value = problem.expected_log_prob(view, key)
+        value = super().value(problem, posterior, None, key)
         outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
         return kept, SolverInfo(value, jnp.asarray(self.steps), outcome)
 

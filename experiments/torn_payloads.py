@@ -1,0 +1,120 @@
+"""Kill a server around large updates, which lie beside the database: torn writes, short writes, tails that were lost.
+
+Run with `python -m experiments.torn_payloads [KILLS]`. As in `experiments.failpoints` each life of the server is a
+child that kills itself. Here every write of a payload takes only a part of what it is given, as the system may; the
+last one of a life may be torn, part of it on disk and the rest not. After a death, what was not yet acknowledged is
+treated as a power failure might: it stays, is cut short, or comes back as garbage.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+import partita as pt
+from experiments.failpoints import lived
+from partita import storage
+from partita.runtime import cache_compilation
+
+TORN = "torn write"
+PLACES = (TORN, "before payload write", "before payload sync", "after payload sync", "before commit", "after commit")
+# With so many features an update has 40 kB, more than what goes into the database.
+FEATURES, SITES, UPDATES = 2500, 3, 18
+
+
+def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) -> str:
+    """A run, or the rest of one, with short writes, that dies when it reaches a place for the n-th time."""
+    left, chance, write = [hits], random.Random(seed), os.pwrite
+
+    def reached(where: str) -> None:
+        left[0] -= where == place
+        if where == place and left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_less(handle: int, data: bytes | memoryview, offset: int) -> int:
+        if len(data) <= 20:  # the mark in the lock file
+            return write(handle, data, offset)
+        written = write(handle, data[: chance.randint(1, len(data))], offset)
+        reached(TORN)
+        return written
+
+    storage.failpoint = reached
+    os.pwrite = write_less
+    cache_compilation(cache)
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(60, FEATURES))
+    y = X[:, 0] + generator.normal(size=60)
+    return pt.fit(
+        pt.models.LinearRegression(features=FEATURES, noise=1.0, intercept=False, posterior="mean-field"),
+        [(X[site::SITES], y[site::SITES]) for site in range(SITES)],
+        schedule=pt.schedules.Asynchronous(updates=UPDATES),
+        engine=pt.engines.InProcess(speeds=[1, 2, 3]),
+        run_dir=folder,
+        resume=True,
+    ).fingerprint
+
+
+def lose_tail(folder: Path, chance: random.Random) -> None:
+    """What was acknowledged is on disk; of the rest anything may be left."""
+    payloads = folder / "payloads"
+    if not payloads.exists() or not (folder / "journal.sqlite").exists():
+        return
+    end = acknowledged(folder)
+    tail = payloads.stat().st_size - end
+    assert tail >= 0, "something acknowledged was lost"
+    kind = chance.choice(("stays", "is cut", "is garbage"))
+    with payloads.open("r+b") as stream:
+        if kind == "is cut":
+            stream.truncate(end + chance.randint(0, tail))
+        elif kind == "is garbage":
+            stream.seek(end)
+            stream.write(chance.randbytes(tail + chance.randint(0, 5000)))
+
+
+def acknowledged(folder: Path) -> int:
+    """Where the last payload ends that a row speaks of; seen in a copy, because to look at a journal would mend it."""
+    seen = folder.with_name("seen")
+    shutil.rmtree(seen, ignore_errors=True)
+    seen.mkdir()
+    for path in folder.glob("journal.sqlite*"):
+        shutil.copy(path, seen)
+    with closing(sqlite3.connect(seen / "journal.sqlite")) as database:
+        rows = database.execute("SELECT site, version, place, size FROM arrivals ORDER BY number").fetchall()
+    assert len({row[:2] for row in rows}) == len(rows) <= UPDATES
+    assert all(place is not None for _, _, place, _ in rows), "an update was not beside the database"
+    return max((place + size for _, _, place, size in rows), default=0)
+
+
+def main(kills: int = 200) -> None:
+    chance = random.Random(0)
+    runs, died = 0, dict.fromkeys(PLACES, 0)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        expected = lived(serve, place / "whole", place / "cache", None, 0, 0)
+        assert expected is not None
+        while sum(died.values()) < kills:
+            folder, found = place / f"run-{runs}", None
+            while found is None:
+                point = chance.choice(PLACES) if sum(died.values()) < kills else None
+                hits = chance.randint(1, UPDATES // 3)
+                found = lived(serve, folder, place / "cache", point, hits, chance.randrange(2**32))
+                if found is None:
+                    died[str(point)] += 1
+                    lose_tail(folder, chance)
+            assert found == expected, f"run {runs} ended elsewhere"
+            runs += 1
+            print(f"run {runs}: {sum(died.values())} kills", file=sys.stderr, flush=True)
+            shutil.rmtree(folder)
+    where = ", ".join(f"{number} at {place}" for place, number in died.items() if number)
+    print(f"{sum(died.values())} kills in {runs} runs ({where}): all ended as the run that was never killed")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

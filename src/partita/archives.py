@@ -1,0 +1,75 @@
+"""Arrays and plain words about them in one file, complete or not there at all: saved results. Never pickle."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from partita.errors import CorruptStorage, RunMismatch, StorageError
+from partita.files import check_size, replace_file
+from partita.messages import content_digest
+from partita.telemetry import Row
+from partita.text import clean
+
+FORMAT = 1
+# Bytes of a saved result. Arrays are as large as the file says that it is, so there is no bomb in it.
+MOST_RESULT = 100_000_000_000
+
+
+def write_text(path: str | os.PathLike, text: str) -> Path:
+    """A file that can be written again at any time: it has this text, or what it had before."""
+    try:
+        return replace_file(path, text.encode())
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row) -> None:
+    """One safetensors file, complete or not there at all."""
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    text = json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)
+    metadata = {"partita": text, "sha256": content_digest(contiguous, text)}
+    try:
+        replace_file(path, safetensors.save(contiguous, metadata), durable=True)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
+    """What `write_arrays` wrote, or an error that says what is wrong with it."""
+    from safetensors import safe_open
+
+    if os.path.isdir(path):
+        raise StorageError(f"{path}: is a folder; a run's result is {Path(path) / 'result.safetensors'}")
+    try:
+        check_size(path, MOST_RESULT)
+        with safe_open(os.fspath(path), framework="numpy") as stream:
+            metadata = stream.metadata() or {}
+            arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise StorageError(f"{path}: no such file") from None
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptStorage(f"{path}: not a readable result ({clean(error)})") from error
+    if "partita" not in metadata:
+        raise CorruptStorage(f"{path}: was not written by Partita")
+    if metadata.get("sha256") != content_digest(arrays, metadata["partita"]):
+        raise CorruptStorage(f"{path}: its contents are not what was written")
+    about = _read_about(path, metadata["partita"])
+    if about.get("format") != FORMAT:
+        raise RunMismatch(
+            f"{path}: format {about.get('format')}, this version reads {FORMAT}: use the version that wrote it"
+        )
+    return arrays, about
+
+
+def _read_about(path: str | os.PathLike, text: str) -> Row:
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptStorage(f"{path}: not a readable result ({clean(error)})") from error
+    if not isinstance(about, dict):
+        raise CorruptStorage(f"{path}: was not written by Partita")
+    return about

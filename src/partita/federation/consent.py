@@ -1,0 +1,101 @@
+"""What the person of a site has accepted: one recipe, with its columns; and how often it was used. Kept at the site."""
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+from partita.errors import MalformedMessage, PolicyRefusal
+from partita.federation.policy import Policy
+from partita.files import read_json, replace_file
+from partita.wire import Question
+
+# Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
+PINNED = ("columns", "model", "solver", "hyper", "seed")
+# The most letters of a recipe.
+LONGEST = 100_000
+Pinned = dict[str, Any]
+
+
+class Consent:
+    """What the person of a site has accepted, and how often that has been made use of."""
+
+    def __init__(self, folder: Path):
+        run = folder / "run"
+        self._folder = folder
+        self._proposed, self._accepted, self._used = (run / f"{name}.json" for name in ("proposed", "accepted", "used"))
+
+    @property
+    def proposed(self) -> Pinned | None:
+        """What the server asked for last without being answered."""
+        return (_read(self._proposed) or {}).get("recipe")
+
+    @property
+    def accepted(self) -> Pinned | None:
+        return (_read(self._accepted) or {}).get("recipe")
+
+    def accept(self, recipe: Pinned) -> None:
+        """From now on this is answered, and nothing else; counting begins anew."""
+        _write(self._accepted, {"recipe": recipe, "name": uuid.uuid4().hex})
+        self._proposed.unlink(missing_ok=True)
+
+    def check(self, text: str, accepts: bool = False) -> None:
+        """That a recipe is the accepted one; the first one is accepted here, if that is what the person wants."""
+        asked = pinned(text)
+        try:
+            accepted = self.accepted
+        except PolicyRefusal:
+            _write(self._proposed, {"recipe": asked})
+            raise
+        if accepted is None and accepts:
+            self.accept(asked)
+        elif accepted != asked:
+            _write(self._proposed, {"recipe": asked})
+            differ = [name for name in PINNED if (accepted or {}).get(name) != asked.get(name)]
+            what = (
+                "nothing has been accepted here yet"
+                if accepted is None
+                else f"the server asks under another recipe than the accepted one: it differs in {', '.join(differ)}"
+            )
+            raise PolicyRefusal(f"{what}. To look at what is proposed, and accept it: partita accept {self._folder}")
+
+    def count(self, kind: Question, policy: Policy) -> None:
+        """Count what is about to be answered; refused, if that is more than the policy allows."""
+        limits = {"refine": policy.most_tasks, "evaluate": policy.most_questions}
+        if kind not in limits:
+            return
+        name = (_read(self._accepted) or {}).get("name")
+        used = _read(self._used) or {}
+        used = used if used.get("name") == name else {"name": name}
+        number = used.get(kind, 0) + 1
+        if number > limits[kind]:
+            key = {"refine": "most_tasks", "evaluate": "most_questions"}[kind]
+            raise PolicyRefusal(
+                f"the server has asked {limits[kind]} times already: "
+                f"raise {key} in [policy] of site.toml, if that is right"
+            )
+        _write(self._used, {**used, kind: number})
+
+
+def pinned(text: str) -> Pinned:
+    """The part of a recipe that a site pins."""
+    if len(text) > LONGEST:
+        raise MalformedMessage(f"recipe: is longer than {LONGEST} letters")
+    try:
+        tables = json.loads(text)
+        return {name: tables[name] for name in PINNED if name in tables}
+    except (ValueError, TypeError, RecursionError):
+        raise MalformedMessage("recipe: cannot be read") from None
+
+
+def _write(path: Path, row: dict[str, Any]) -> None:
+    replace_file(path, json.dumps(row).encode())
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise PolicyRefusal(f"{path}: {error}: accept the recipe again, with partita accept") from None

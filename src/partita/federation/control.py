@@ -1,0 +1,101 @@
+"""What the operator of a server asks of its SuperLink: that it knows the sites, and runs Partita's own app."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from partita.errors import EngineError
+from partita.federation.folders import ServerFolder
+from partita.federation.keys import pem_key
+from partita.federation.link import HERE, operator_token
+
+APP = b"""\
+[project]
+name = "partita-federation"
+version = "1.0.0"
+description = "The server of a federation is part of Partita"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "partita"
+
+[tool.flwr.app.components]
+serverapp = "partita.federation.apps:server"
+clientapp = "partita.federation.apps:nobody"
+
+[tool.flwr.app.config]
+folder = ""
+attempt = ""
+"""
+
+
+class _Shown:
+    """Shows the operator's token with every request."""
+
+    def __init__(self, token: str):
+        self._token = token
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers["authorization"] = f"Bearer {self._token}"
+        return call_next(context)
+
+
+class Control:
+    """The door of a SuperLink that is for its operator."""
+
+    def __init__(self, folder: ServerFolder, port: int):
+        from flwr.supercore.control import ControlHttpClient
+
+        self._folder = folder
+        token = operator_token((folder.keys / "secret").read_bytes())
+        certificate = (folder.keys / "ca.crt").read_bytes()
+        self._client = ControlHttpClient.from_server_address(f"{HERE}:{port}", False, certificate, [_Shown(token)])
+
+    def close(self) -> None:
+        self._client.close()
+
+    def register(self, site: str) -> None:
+        """Tell Flower the key of a site; one that it knows already is left as it is."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.supercore.error import ApiErrorCode
+
+        key = pem_key(self._folder.public_key(site).read_bytes())
+        with _explained(f"site {site}", ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE):
+            self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
+
+    def start_run(self, attempt: str) -> None:
+        """Have Partita's own app run at the server."""
+        from flwr.cli.build import build_fab_from_files
+        from flwr.common.config import parse_config_args
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        content, _ = build_fab_from_files({"pyproject.toml": APP})
+        settings = f"folder={json.dumps(str(self._folder.path))} attempt={json.dumps(attempt)}"
+        request = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(parse_config_args([settings])),
+        )
+        with _explained("the run"):
+            self._client.StartRun(request)
+
+
+@contextmanager
+def _explained(what: str, but: int | None = None) -> Iterator[None]:
+    """What Flower says is wrong, as an error of ours; but for one thing that is not."""
+    import httpx
+    from flwr.supercore.error import FlowerError
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        told = FlowerError.from_json(error.response.text)
+        if told is None or told.code != but:
+            words = error if told is None else f"{told.message} {told.public_details or ''}".strip()
+            raise EngineError(f"Flower's SuperLink does not take {what}: {words}") from None
+    except httpx.HTTPError as error:
+        raise EngineError(f"Flower's SuperLink does not answer: {error}") from None

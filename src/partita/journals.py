@@ -1,0 +1,176 @@
+"""Journals as files that somebody gave us: what their tables are, and how they are read while others write.
+
+Whatever such a file holds, reading it ends: tables are those of a journal and no views, numbers rise from row to row,
+texts are no longer than the file, and no query takes more steps than a file of its size could need.
+"""
+
+import functools
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
+
+from partita.errors import CorruptStorage, RunMismatch, StorageError
+from partita.files import MOST_JOURNAL, check_size
+from partita.messages import Notice, NoticeKind
+from partita.telemetry import Row
+
+JOURNAL_FORMAT = 3
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE arrivals (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, site INTEGER NOT NULL, version INTEGER NOT NULL,
+    payload BLOB NOT NULL, place INTEGER, size INTEGER, digest BLOB NOT NULL
+) STRICT;
+CREATE INDEX by_site ON arrivals (site, version);
+CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
+CREATE TABLE posteriors (fold INTEGER PRIMARY KEY, digest BLOB NOT NULL) STRICT;
+"""
+# Characters of a row of history, and of what is read of history at once; bytes of any value.
+MOST_ROW, MOST_AT_ONCE, MOST_VALUE = 1_000_000, 50_000_000, 64_000_000
+# Steps of SQLite's machine between looks at how many there were, and how many any file may need.
+STEPS, FREE_STEPS = 10_000, 10_000_000
+# What reports rely on in a row of history: numbers; a site may be missing.
+NUMBERS = ("fold", "version", "round", "sites", "accepted", "staleness")
+OPTIONAL = ("site", "total", "free_energy", "messages", "bytes", "seconds")
+
+
+def read_history(run_dir: str | os.PathLike, after: int = 0, most: int | None = None) -> list[Row]:
+    """The history of a run, finished or not; only what came after a fold, and if asked about so many rows of it.
+
+    Of rows that are very long there may be fewer than asked for, but not none.
+    """
+    query = "SELECT fold, row FROM history WHERE fold > ? ORDER BY fold LIMIT ?"
+    found, total = [], 0
+    for fold, text in _selected(run_dir, "history", (int, str), query, after, -1 if most is None else most):
+        found.append(_history_row(run_dir, fold, text))
+        total += len(text)
+        if most is not None and total > MOST_AT_ONCE:
+            break
+    return found
+
+
+def read_updates(run_dir: str | os.PathLike, after: int = 0) -> list[tuple[int, int, int]]:
+    """Number, site and task's version of every update after a number: who answered what."""
+    query = "SELECT number, site, version FROM arrivals WHERE number > ? AND kind = 'update' ORDER BY number"
+    return list(_selected(run_dir, "arrivals", (int, int, int), query, after))
+
+
+def read_notices(run_dir: str | os.PathLike) -> list[Notice]:
+    """What a run was told of its sites, beside updates."""
+    query = "SELECT number, site, kind, payload FROM arrivals WHERE kind != 'update' ORDER BY number"
+    found = []
+    for number, site, kind, payload in _selected(run_dir, "arrivals", (int, int, str, bytes), query):
+        if kind not in get_args(NoticeKind) or site < 0:
+            raise CorruptStorage(f"{_path(run_dir)}: update {number}: {kind!r} is not what a run can be told of a site")
+        found.append(Notice(site, kind, payload.decode(errors="replace")))
+    return found
+
+
+def _path(run_dir: str | os.PathLike) -> Path:
+    return Path(run_dir) / "journal.sqlite"
+
+
+def _history_row(run_dir: str | os.PathLike, fold: int, text: str) -> Row:
+    """A row whose numbers are numbers."""
+    try:
+        row = json.loads(text)
+        missing = [name for name in NUMBERS if not _is_number(row[name])]
+        wrong = [name for name in OPTIONAL if not (row.get(name) is None or _is_number(row[name]))]
+        if missing or wrong or row["fold"] != fold or row["version"] < 1 or (row.get("site") or 0) < 0:
+            raise ValueError(", ".join(missing + wrong) or "fold, version or site")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptStorage(f"{_path(run_dir)}: history: fold {fold} is not what a run writes ({error})") from None
+    return row
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _selected(
+    run_dir: str | os.PathLike, table: str, kinds: tuple[type, ...], query: str, *values: int
+) -> Iterator[tuple]:
+    """What a query finds, whoever is writing meanwhile; its first column rises."""
+    path = _path(run_dir)
+    if not path.exists():
+        raise StorageError(f"{path}: no such run")
+    try:
+        check_size(path, MOST_JOURNAL)
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            left = bound(database, path, MOST_ROW)
+            database.execute("BEGIN")
+            check_schema(path, database, table)
+            last = -math.inf
+            for row in database.execute(query, values):
+                if not all(map(isinstance, row, kinds)) or row[0] <= last:
+                    raise CorruptStorage(f"{path}: {table}: what follows {last} is not what was written")
+                last = row[0]
+                left -= sum(len(value) for value in row if isinstance(value, str | bytes))
+                if left < 0:
+                    raise CorruptStorage(f"{path}: {table}: holds more than a file of its size can")
+                yield row
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise CorruptStorage(f"{path}: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+def database_files(path: Path) -> list[Path]:
+    """A database, and what SQLite keeps beside it."""
+    return [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))]
+
+
+def bound(database: sqlite3.Connection, path: Path, longest: int = MOST_VALUE) -> int:
+    """Let no query take more steps, and no value more bytes, than a file of this size could need; gives its size."""
+    size = sum(file.stat().st_size for file in database_files(path) if file.exists())
+    left = [(FREE_STEPS + size) // STEPS]
+
+    def step() -> int:
+        left[0] -= 1
+        return left[0] < 0
+
+    database.set_progress_handler(step, STEPS)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+    database.execute("PRAGMA trusted_schema=OFF")
+    return size
+
+
+@functools.cache
+def _schema() -> dict[str, tuple[str, str, str | None]]:
+    """Kind, table and definition of everything in a journal, by name."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(SCHEMA)
+        return _definitions(database)
+
+
+def _definitions(database: sqlite3.Connection) -> dict[str, tuple[str, str, str | None]]:
+    return {name: rest for name, *rest in database.execute("SELECT name, type, tbl_name, sql FROM sqlite_master")}
+
+
+def check_schema(path: Path, database: sqlite3.Connection, table: str | None = None) -> None:
+    """That a journal's tables are what they should be; of one of them, if only that is read."""
+    found = _definitions(database)
+    wanted = _schema()
+    names = found.keys() | wanted.keys() if table is None else {table}
+    wrong = sorted(name for name in names if found.get(name) != wanted.get(name))
+    if wrong:
+        raise CorruptStorage(f"{path}: is not the journal of a run: {', '.join(wrong)} is missing, or something else")
+
+
+def check_format(path: Path, database: sqlite3.Connection) -> None:
+    """That this version wrote it, or could have."""
+    check_schema(path, database, "meta")
+    found = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    if found is None or found[0] != str(JOURNAL_FORMAT):
+        given = "none" if found is None else found[0]
+        raise RunMismatch(
+            f"{path}: format {given}, this version goes on with {JOURNAL_FORMAT} only, whose journals say which "
+            "posteriors a run went through: go on with the version that wrote it, or begin again in another folder"
+        )

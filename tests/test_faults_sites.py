@@ -1,0 +1,513 @@
+"""What a federation promises against strangers, and what sites promise against their server: `test_NN` is row NN."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+import warnings
+from base64 import b64encode
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import partita as pt
+from partita.cli import app as commands
+from partita.damping import as_damping
+from partita.damping.policies import Proposal
+from partita.engines.flower import Flower
+from partita.errors import ConfigError, InputError
+from partita.federation.consent import Consent
+from partita.federation.folders import held, new_federation, private, read_server, read_site
+from partita.federation.processes import logged
+from partita.federation.site import CANNOT, Site
+from partita.federation.state import logger, request
+from partita.ledger import Ledger, stacked
+from partita.messages import encoded_question, encoded_task
+from partita.models import prior_of
+from partita.run import prepared
+from partita.wire import RECORD
+
+PORT = 40_000  # of the inner door; nothing listens in these tests
+GENERATOR = np.random.default_rng(0)
+AGES = GENERATOR.normal(size=40) + 7.123456
+SECRETS = GENERATOR.normal(size=40) * 1e3
+
+
+def made(path):
+    pytest.importorskip("cryptography")
+    new_federation(path, ["a", "b"], "127.0.0.1:9092", ["age"], "ill", "linear-regression")
+    return read_server(path)
+
+
+@pytest.fixture
+def server(tmp_path):
+    return made(tmp_path / "server")
+
+
+@pytest.fixture
+def folder(server):
+    """A site's, whose table has a column that is not in the federation."""
+    folder = server.path / "for-sites" / "a"
+    write_table(folder, 40)
+    return folder
+
+
+def write_table(folder, rows):
+    ill = (AGES[:rows] + GENERATOR.normal(size=rows)).tolist()
+    lines = [f"{age!r},{secret!r},{y!r}" for age, secret, y in zip(AGES.tolist(), SECRETS.tolist(), ill, strict=False)]
+    (folder / "data.csv").write_text("\n".join(["age,secret,ill", *lines]) + "\n")
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def question(recipe, kind="evaluate"):
+    model = recipe.model
+    prior = prior_of(model, model.hyper)
+    payload = encoded_question(prior, model.hyper) if kind == "evaluate" else b""
+    if kind == "refine":
+        (task,) = Ledger(prior, 2).dispatch([0], model.hyper)
+        payload = encoded_task(task)
+    return {**recipe.greeting, "site": 0, "payload": payload}
+
+
+# 2: an answer is lost, or sent again while the first is under way.
+
+
+def test_02_a_site_tries_again_when_a_connection_breaks_and_says_what_was_wrong(monkeypatch):
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("flwr")
+    from partita.federation import node
+
+    monkeypatch.setattr(node, "WAIT", 0.0)
+    tried = []
+
+    def broken(request):
+        tried.append(request)
+        if len(tried) % 3:
+            raise httpx.ReadError("reset")
+        return "yes"
+
+    assert node._called(broken, 1) == "yes"
+    assert len(tried) == 3
+    # What was under way may be lost, and the server has to hear of it.
+    with pytest.raises(node.Disconnected, match="ReadError: reset"):
+        node._called(broken, 1, tries=1)
+
+    def answers(status, code):
+        def call(request):
+            made = httpx.Request("POST", "https://x")
+            body = {"code": code, "detail": "words"}
+            raise httpx.HTTPStatusError("", request=made, response=httpx.Response(status, json=body, request=made))
+
+        return call
+
+    for status, code, error in (
+        (401, 0, node.Refused),
+        (400, node.NOT_ACTIVATED, node.Refused),
+        (403, node.NOT_RUNNING, node.Unwanted),
+        (500, 0, node.Disconnected),
+    ):
+        with pytest.raises(error):
+            node._called(answers(status, code), 1)
+
+
+# 7: a site is killed, and comes back.
+
+
+def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
+    """Automatic damping takes a step back by its own changes: those of two sites say nothing of three."""
+    model = pt.models.LinearRegression(features=1, noise=1.0)
+    prior = prior_of(model, model.hyper)
+
+    def proposal(sites):
+        changes = stacked([prior**0.1 for _ in sites])
+        return Proposal(sites, changes, changes, prior, prior, 0, None)
+
+    damping = as_damping("auto").begin(3, parallel=True)
+    damping.observe(-10.0, 0.0)
+    damping.temper(proposal([0, 2]))
+    damping.observe(-20.0, 0.0)
+    asked = damping.temper(proposal([0, 1, 2]))
+    assert damping.share == pytest.approx(1 / 6)
+    np.testing.assert_allclose(asked.precision, (stacked([prior] * 3) ** (0.1 / 6)).precision)
+    # The same sites again: half of the step is taken back.
+    damping.observe(-30.0, 0.0)
+    back = damping.temper(proposal([0, 1, 2]))
+    assert damping.share == 0
+    np.testing.assert_allclose(back.precision, -0.5 * asked.precision)
+
+
+def test_12_a_new_federation_has_limits(server):
+    assert server.limits.change == 100
+    assert server.limits.staleness == 100
+
+
+# 15: a site never returns.
+
+
+class HalfAnswers:
+    """A grid with two sites, of whom b sends the heads of its answers and nothing else: Flower waits for the rest."""
+
+    def __init__(self):
+        self.messages, self.is_over = {}, threading.Event()
+
+    def get_nodes(self):
+        return [SimpleNamespace(name=name, node_id=number, public_key=b"") for number, name in ((10, "a"), (11, "b"))]
+
+    def push_messages(self, messages):
+        named = {f"m{len(self.messages) + place}": message for place, message in enumerate(messages)}
+        self.messages |= named
+        return list(named)
+
+    def pull_messages(self, numbers):
+        if any(self.messages[number].metadata.dst_node_id == 11 for number in numbers):
+            self.is_over.wait(20)
+            return []
+        return [self.reply(number) for number in numbers]
+
+    def reply(self, number):
+        content = {RECORD: {"payload": np.float64(30).tobytes()}}
+        about = SimpleNamespace(reply_to_message_id=number)
+        return SimpleNamespace(metadata=about, content=content, has_error=lambda: False, has_content=lambda: True)
+
+
+class Nonsense(HalfAnswers):
+    """A grid where b sends bytes that Flower stumbles over."""
+
+    def pull_messages(self, numbers):
+        if any(self.messages[number].metadata.dst_node_id == 11 for number in numbers):
+            raise KeyError("no such type")
+        return [self.reply(number) for number in numbers]
+
+
+@pytest.mark.parametrize(("kind", "problem"), [(HalfAnswers, "has not been here"), (Nonsense, "no message: KeyError")])
+def test_15_half_an_answer_or_nonsense_holds_up_nobody_else(server, monkeypatch, kind, problem):
+    pytest.importorskip("flwr")
+    from flwr.supercore.task_identity import TaskIdentity
+
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+    grid, recipe = kind(), server.recipe
+    engine = Flower(grid, recipe.greeting, minimum=1, timeout=3.0, patience=4.0, gather=0.1, poll=0.01)
+    try:
+        engine.open(prepared(recipe.model, ["a", "b"], **recipe.settings).job(), ["a", "b"])
+        assert [peer.ready for peer in engine.peers] == [True, False]
+        assert problem in engine.peers[1].problem
+    finally:
+        grid.is_over.set()
+
+
+# 17: a stranger reaches the server's port.
+
+
+def ask(gate, port, path, method="POST", headers=None):
+    """The status of one request at a door of a server that is not started."""
+    import httpx
+
+    async def send():
+        transport = httpx.ASGITransport(app=gate, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url=f"https://127.0.0.1:{port}") as client:
+            # As Flower's own clients send it; the content of a message that is empty.
+            about = {"content-type": "application/protobuf", "accept": "application/protobuf", **(headers or {})}
+            return (await client.request(method, path, headers=about, content=b"")).status_code
+
+    return asyncio.run(send())
+
+
+def signed(private):
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.date import now
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    key, moment = load_ssh_private_key(private.read_bytes(), None), now().isoformat()
+    return {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(key.public_key())).decode(),
+        TIMESTAMP_HEADER: moment,
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(key, moment.encode())).decode(),
+    }
+
+
+def routes(app):
+    """Every route of Flower's own app, with its method; variables in paths as a number."""
+    from fastapi.routing import iter_route_contexts
+
+    found = {
+        (method, context.path)
+        for context in iter_route_contexts(app.routes)
+        for method in (getattr(context.route, "methods", None) or ())
+    }
+    assert ("POST", "/v1/control/start-run") in found
+    assert ("POST", "/v1/fleet/get-fab") in found
+    assert len(found) > 60
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A server's folder and its gate."""
+    pytest.importorskip("flwr")
+    from partita.federation.link import gated
+
+    server = made(tmp_path_factory.mktemp("guarded") / "server")
+    server.run.mkdir()
+    with warnings.catch_warnings():
+        # Flower's own database tool.
+        warnings.filterwarnings("ignore", "No path_separator found", DeprecationWarning)
+        return server, gated(server, PORT)
+
+
+def test_17_only_sites_get_answers_and_only_at_their_routes(guarded, tmp_path):
+    from partita.federation.keys import write_site_key
+    from partita.federation.link import FOR_SITES
+
+    server, gate = guarded
+    write_site_key(tmp_path / "stranger.key", tmp_path / "stranger.pub")
+    stranger, own = signed(tmp_path / "stranger.key"), signed(server.path / "for-sites" / "a" / "site.key")
+    for method, path in routes(gate.app):
+        is_for_sites = path in FOR_SITES and method == "POST"
+        for headers in ({}, stranger):
+            assert ask(gate, 9092, path, method, headers) == (401 if is_for_sites else 404), path
+            assert ask(gate, PORT, path, method, headers) >= 400, path
+        if not is_for_sites:
+            assert ask(gate, 9092, path, method, own) == 404
+            assert ask(gate, PORT, path, method, own) >= 400
+    # An empty message of a site: it is known, and what it says cannot be used.
+    assert ask(gate, 9092, "/v1/fleet/activate-node", headers=own) == 401
+    assert ask(gate, 9092, "/v1/fleet/push-messages", headers=own) == 403
+
+
+def test_17_whoever_has_the_secret_starts_runs_on_the_servers_own_machine_alone(guarded):
+    from partita.federation.link import operator_token
+
+    server, gate = guarded
+    token = operator_token((server.keys / "secret").read_bytes())
+    operator = {"authorization": f"Bearer {token}"}
+    assert ask(gate, PORT, "/v1/control/list-runs", headers=operator) == 200
+    assert ask(gate, 9092, "/v1/control/list-runs", headers=operator) == 404
+    assert ask(gate, PORT, "/v1/control/list-runs", headers={"authorization": f"Bearer {token[:-1]}"}) == 401
+    for path in ("//v1/control/list-runs", "/v1/fleet/../control/list-runs", "/v1/control/list-runs/", "/"):
+        assert ask(gate, 9092, path, headers=operator) == 404, path
+
+
+def test_17_signatures_of_other_times_and_large_requests_are_refused(guarded):
+    from partita.federation.link import LARGEST_HEAD, is_signed
+
+    server, gate = guarded
+    own = {name.lower(): value for name, value in signed(server.path / "for-sites" / "b" / "site.key").items()}
+    assert is_signed(own, gate.keys)
+    assert not is_signed({**own, "flwr-timestamp": "2020-01-01T00:00:00+00:00"}, gate.keys)
+    assert not is_signed({**own, "flwr-timestamp": "yesterday"}, gate.keys)
+    assert not is_signed({name: value for name, value in own.items() if name != "flwr-timestamp"}, gate.keys)
+    large = {**own, "content-length": str(LARGEST_HEAD + 1)}
+    assert ask(gate, 9092, "/v1/fleet/pull-messages", headers=large) == 413
+
+
+def test_17_a_site_cannot_speak_for_another_or_for_the_server():
+    pytest.importorskip("flwr")
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+
+    from partita.federation.link import is_own_answer
+
+    def pushed(source, reply_to, node=7):
+        about = Metadata(src_node_id=source, dst_node_id=1, reply_to_message_id=reply_to)
+        return PushMessagesRequest(node=Node(node_id=node), messages_list=[Message(metadata=about)]).SerializeToString()
+
+    assert is_own_answer(pushed(7, "m"))
+    assert not is_own_answer(pushed(8, "m"))
+    assert not is_own_answer(pushed(7, ""))  # a task, to whomever
+    assert not is_own_answer(b"\xff\xff")
+    assert not is_own_answer(b"")
+
+
+# 18: a foreign app is sent to a site.
+
+
+def test_18_a_site_answers_questions_and_runs_nothing():
+    pytest.importorskip("flwr")
+    from flwr.app import ConfigRecord, Metadata, RecordDict
+    from flwr.app.message import make_message
+
+    from partita.federation.node import _replied
+
+    asked = []
+
+    def answer(kind, record):
+        asked.append((kind, record))
+        return {"payload": b"yes"}
+
+    def reply(kind, records):
+        about = Metadata(
+            run_id=1, message_id="m", src_node_id=1, dst_node_id=5, reply_to_message_id="", group_id="",
+            created_at=time.time(), ttl=60.0, message_type=kind,
+        )  # fmt: skip
+        message = make_message(about, content=RecordDict(records))
+        return dict(_replied(message, answer).content[RECORD])
+
+    ours = {RECORD: ConfigRecord({"payload": b"x"})}
+    assert reply("query.about", ours) == {"payload": b"yes"}
+    assert asked == [("about", {"payload": b"x"})]
+    for kind, records in (("train", ours), ("query", ours), ("query.steal", ours), ("query.about", {})):
+        assert "nothing else" in reply(kind, records)["error"]
+    assert len(asked) == 1
+
+
+# 19: the server asks beyond the accepted recipe.
+
+
+def test_19_another_column_model_or_solver_is_refused_at_the_site_and_logged_there(server, folder):
+    accepted = server.recipe
+    site = Site(folder, accepts=True)
+    log = logger(folder / "run", "log")
+    answer = logged(site, log, print)
+    assert "payload" in answer("evaluate", question(accepted))
+    before = (folder / "run" / "accepted.json").read_text()
+    for old, new in (
+        ('features = ["age"]', 'features = ["secret"]'),
+        ('features = ["age"]', 'features = ["age", "secret"]'),
+        ('target = "ill"', 'target = "secret"'),
+        ("# centre = [0.0]", "centre = [7.0]"),
+        ('name = "linear-regression"', 'name = "logistic-regression"'),
+        ('name = "linear-regression"', 'name = "linear-regression"\nprior_scale = 1e-9'),
+        ("[schedule]", "[solver]\nsteps = 7\n[schedule]"),
+    ):
+        text = (server.path / "federation.toml").read_text()
+        change(server.path / "federation.toml", old, new)
+        other = read_server(server.path).recipe
+        (server.path / "federation.toml").write_text(text)
+        for kind in ("about", "refine", "evaluate"):
+            assert answer(kind, question(other, kind)) == {"error": CANNOT}
+            assert site.problem.startswith("PolicyRefusal: the server asks under another recipe")
+        # Somebody has to look at it.
+        assert Consent(folder).proposed != Consent(folder).accepted
+    assert (folder / "run" / "accepted.json").read_text() == before
+    assert "payload" in answer("evaluate", question(accepted))
+    written = (folder / "run" / "log.jsonl").read_text()
+    assert written.count("PolicyRefusal") == 21
+    for number in (*AGES, *SECRETS):
+        assert repr(float(number)) not in written
+    assert (folder / "run" / "accepted.json").stat().st_mode & 0o777 == 0o600
+    log.handlers[0].close()
+
+
+def test_19_more_rounds_are_the_same_recipe(server, folder):
+    site = Site(folder, accepts=True)
+    assert "payload" in site.answer("about", question(server.recipe, "about"))
+    change(server.path / "federation.toml", "rounds = 20", "rounds = 21")
+    assert "payload" in site.answer("about", question(read_server(server.path).recipe, "about"))
+
+
+def test_19_questions_and_tasks_are_counted_for_as_long_as_a_recipe_is_accepted(server, folder):
+    change(folder / "site.toml", "most_questions = 50", "most_questions = 3")
+    change(folder / "site.toml", "most_tasks = 1000", "most_tasks = 2")
+    recipe = server.recipe
+    site = Site(folder, accepts=True)
+    assert all("payload" in site.answer("evaluate", question(recipe)) for _ in range(3))
+    assert all("payload" in site.answer("refine", question(recipe, "refine")) for _ in range(2))
+    for kind, key in (("evaluate", "most_questions"), ("refine", "most_tasks")):
+        # A site that is started again remembers; so does one that is asked for a new run.
+        for one in (site, Site(folder)):
+            assert one.answer(kind, question(recipe, kind)) == {"error": CANNOT}
+            assert f"raise {key}" in one.problem
+    assert "payload" in site.answer("about", question(recipe, "about"))
+    change(folder / "site.toml", "most_questions = 3", "most_questions = 4")
+    assert "payload" in site.answer("evaluate", question(recipe))
+    assert site.answer("evaluate", question(recipe)) == {"error": CANNOT}
+    Consent(folder).accept(Consent(folder).accepted)
+    assert "payload" in site.answer("evaluate", question(recipe))
+
+
+def test_19_nothing_is_answered_before_a_person_has_accepted_it(server, folder):
+    site, runner = Site(folder), CliRunner()
+    nothing = runner.invoke(commands, ["accept", str(folder)])
+    assert isinstance(nothing.exception, InputError)
+    assert "no server has proposed anything" in str(nothing.exception)
+    assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
+    assert "nothing has been accepted here yet" in site.problem
+    shown = runner.invoke(commands, ["accept", str(folder)], input="n\n")
+    assert 'columns: {"features": ["age"], "target": "ill"}' in shown.output
+    assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
+    assert runner.invoke(commands, ["accept", str(folder), "--yes"]).exit_code == 0
+    assert "payload" in site.answer("about", question(server.recipe, "about"))
+
+
+def test_19_what_is_kept_of_an_acceptance_cannot_be_half_read(server, folder):
+    site = Site(folder, accepts=True)
+    assert "payload" in site.answer("about", question(server.recipe, "about"))
+    (folder / "run" / "accepted.json").write_text('{"recipe": {')
+    assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
+    assert "accept the recipe again" in site.problem
+    assert CliRunner().invoke(commands, ["accept", str(folder), "--yes"]).exit_code == 0
+    assert "payload" in site.answer("about", question(server.recipe, "about"))
+    recipe = json.dumps({"columns": "x" * 200_000})
+    assert "longer than" in site.answer("about", {**question(server.recipe, "about"), "recipe": recipe})["error"]
+
+
+# 20: a site with too few rows, or more parameters than its policy allows.
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_20_a_site_with_too_few_rows_only_says_that_it_cannot(server, folder, rows):
+    write_table(folder, rows)
+    site = Site(folder, accepts=True)
+    for kind in ("about", "refine", "evaluate"):
+        assert site.answer(kind, question(server.recipe, kind)) == {"error": CANNOT}
+        assert site.problem == "PolicyRefusal: the table has fewer rows than the policy asks for (fewest_rows = 10)"
+    write_table(folder, 10)
+    assert "payload" in site.answer("refine", question(server.recipe, "refine"))
+
+
+def test_20_more_parameters_than_the_policy_allows_are_refused(server, folder):
+    change(folder / "site.toml", "most_parameters = 10000", "most_parameters = 3")
+    site = Site(folder, accepts=True)
+    assert site.answer("refine", question(server.recipe, "refine")) == {"error": CANNOT}
+    assert "natural parameters, and the policy allows 3" in site.problem
+    change(folder / "site.toml", "most_parameters = 3", "most_parameters = 12")
+    assert "payload" in site.answer("refine", question(server.recipe, "refine"))
+    change(folder / "site.toml", "fewest_rows = 10", "fewest_rows = 0")
+    with pytest.raises(ConfigError, match=r"\[policy\] fewest_rows: expected"):
+        read_site(folder)
+
+
+# 28: other users on the machine.
+
+
+def test_28_folders_are_their_owners_alone(tmp_path):
+    pytest.importorskip("cryptography")
+    before = os.umask(0)
+    try:
+        server = made(tmp_path / "server")
+        request(server, "a", "retired")
+        assert server.run.stat().st_mode & 0o777 == 0o700
+        with private(server.run), held(server.run / "serve.lock"):
+            logger(server.run, "log").info("hello")
+            assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "server").rglob("*")}
+    assert {"site.key", "secret", "ca.crt", "federation.toml", "serve.lock", "log.jsonl", "requests"} <= found.keys()
+    assert set(found.values()) == {0o700, 0o600}
+    assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
+
+
+def test_28_no_link_is_followed(tmp_path):
+    target = tmp_path / "target"
+    target.write_text("precious")
+    (tmp_path / "run").mkdir()
+    for name in ("lock", "run/accepted.json"):
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(OSError), held(tmp_path / "lock"):
+        pass
+    Consent(tmp_path).accept({"seed": 0})
+    assert target.read_text() == "precious"
