@@ -28,6 +28,8 @@ SMALLEST = 128
 FEWEST_ROWS = 32
 # Standard deviation of the prior of every log hyperparameter.
 PRIOR_SCALE = 1.0
+# How far the mean or the logarithm of the spread of targets moves, in spreads, before beliefs about a kernel are stale.
+STEADY = 0.1
 # The first jitter, relative to the mean of the diagonal, and the largest before giving up.
 JITTER = 1e-9
 MOST_JITTER = 1e-3
@@ -100,6 +102,8 @@ class Stream:
     learning: Learning
     hyper: Hyper
     factor: Factor
+    # The share of what is believed of the kernel that was heard in units that are no more.
+    stale: float = 0.0
     log_evidence: float = 0.0
     jitter: float = JITTER
     batches: int = 0
@@ -143,19 +147,19 @@ class Stream:
             self,
             hyper=learnt.hyper,
             factor=learnt.factor,
+            stale=0.0,
             log_evidence=self.log_evidence + float(learnt.log_evidence),
             jitter=jitter,
             batches=self.batches + 1,
             parts=None if self.parts is None else (*self.parts, learnt.own),
         )
 
-    def _prior(self) -> Hyper:
-        """What to believe of hyperparameters before a batch, beside what the factor says of them.
+    def _first(self) -> Hyper:
+        """The prior of the kernel's hyperparameters, and what is believed by now of the likelihood's.
 
-        That is all that old batches say of the kernel. They say of the likelihood what is believed of it by now.
+        Beside it the factor says what old batches say of the kernel; of the likelihood it says nothing.
         """
-        features, outputs = self.factor.points.shape[1], len(self.factor.shift)
-        first = believed(self.gp, self.learning, features, outputs)
+        first = believed(self.gp, self.learning, self.factor.points.shape[1], len(self.factor.shift))
         known = [name for name in first.location if name.startswith("likelihood.")]
         return Hyper(
             first.location | {name: self.hyper.location[name] for name in known},
@@ -171,7 +175,8 @@ class Stream:
         jitter = self.jitter
         while jitter <= MOST_JITTER:
             given = step._replace(jitter=np.asarray(jitter))
-            learnt = on_host(learn(self.gp, learning, self.hyper, self._prior(), given, movable, noise))
+            beliefs = (self.hyper, self._first(), np.asarray(self.stale))
+            learnt = on_host(learn(self.gp, learning, *beliefs, given, movable, noise))
             if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)):
                 return learnt, jitter
             jitter *= 10
@@ -246,6 +251,7 @@ class Stream:
             self,
             hyper=self._in_other_units(self.gp.in_units(before.scale / after.scale, 1 / larger)),
             factor=changed(self.factor),
+            stale=1 - (1 - self.stale) * np.exp(-np.max(np.abs(moved) + np.abs(np.log(larger))) / STEADY),
             parts=None if self.parts is None else tuple(map(changed, self.parts)),
         )
 
@@ -258,7 +264,9 @@ class Stream:
 
         def moved(name: str, location: Array) -> Array:
             learnt = 1 - (self.hyper.scale[name] / PRIOR_SCALE) ** 2
-            return location + np.clip(learnt, 0, 1) * np.reshape(np.log(grown.get(name, 1.0)), np.shape(location))
+            if name not in grown:
+                return location
+            return location + np.clip(learnt, 0, 1) * np.reshape(np.log(grown[name]), np.shape(location))
 
         if self.learning.hyperparameters == "fixed":
             return self.hyper
@@ -361,46 +369,61 @@ class Learnt(NamedTuple):
 
 @eqx.filter_jit
 def learn(
-    gp: SparseGP, learning: Learning, hyper: Hyper, prior: Hyper, given: Step, movable: Array, noise: Array
+    gp: SparseGP,
+    learning: Learning,
+    hyper: Hyper,
+    first: Hyper,
+    stale: Array,
+    given: Step,
+    movable: Array,
+    noise: Array,
 ) -> Learnt:
     """Hyperparameters and points that raise the free energy of a batch, then its factor.
 
     `noise`, [steps, samples, hyperparameters], makes draws of the hyperparameters.
+
+    What old batches say about the kernel is known twice: in what is believed of it, and in the evidence of the factor,
+    which with the `first` prior makes the same belief. The latter does not know what points do not hold. The former
+    has forgotten which hyperparameters go together, and was heard in other units: it counts by the share that is not
+    `stale`, the latter for the rest.
     """
     variational = learning.hyperparameters == "variational"
     draws = learning.samples if variational else 1
     (mean, unravel), (spread, _) = ravel_pytree(hyper.location), ravel_pytree(hyper.scale)
-    unheard = MeanField.from_moments(ravel_pytree(prior.location)[0], ravel_pytree(prior.scale)[0])
+    begun = MeanField.from_moments(ravel_pytree(first.location)[0], ravel_pytree(first.scale)[0])
+    remembered = MeanField.from_moments(mean, spread) ** (1 - stale) * begun**stale if variational else begun
 
     def values(logs: Array, places: Array, sites: Sites) -> tuple[Array, Sites]:
         return gp.free_energy(exponentials(unravel(logs)), given._replace(points=places), sites)
 
-    def cost(free: Free) -> Array:
-        """KL(q ‖ prior)."""
-        return MeanFieldMoments(free.location, free.log_scale).kl(unheard)
+    def divergence(free: Free, other: MeanField) -> Array:
+        return MeanFieldMoments(free.location, free.log_scale).kl(other)
+
+    def before(logs: Array) -> Array:
+        return gp.old_evidence(exponentials(unravel(logs)), given.old, given.jitter)
 
     def settled(logs: Array, places: Array, state: tuple[Sites, Array]) -> tuple[Sites, Array]:
         logs, places = jax.lax.stop_gradient((logs, places))
         return gp.improved(*state, lambda sites: values(logs, places, sites))
 
-    def loss(moved: Free, states: Any, noise: Array) -> tuple[Array, Any]:
+    def loss(moved: Free, states: Any, noise: Array) -> tuple[Array, tuple[Any, Array]]:
         free = completed(moved)
         logs = free.location + jnp.exp(free.log_scale) * noise if variational else free.location[None]
 
-        def one(pair: Any) -> tuple[Array, Any]:
+        def one(pair: Any) -> tuple[Array, Array, Any]:
             logs, state = pair
             if not gp.likelihood.exact:
                 state = settled(logs, free.points, state)
-            return values(logs, free.points, state[0])[0], state
+            known = (1 - stale) * before(logs) if variational else 0.0
+            total = values(logs, free.points, state[0])[0]
+            return total - known, total, state
 
-        each, states = for_each(one, (logs, states))
-        return (cost(free) if variational else 0.0) - jnp.mean(each), states
+        each, totals, states = for_each(one, (logs, states))
+        cost = divergence(free, remembered) if variational else 0.0
+        return cost - jnp.mean(each), (states, jnp.mean(totals))
 
-    def before(logs: Array) -> Array:
-        return gp.old_evidence(exponentials(unravel(logs)), given.old, given.jitter)
-
-    first = (gp.first_sites(given.batch), jnp.ones((), given.batch.y.dtype))
-    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), first)
+    sites = (gp.first_sites(given.batch), jnp.ones((), given.batch.y.dtype))
+    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), sites)
     start = Free(mean, jnp.log(spread) if variational else spread, given.points)
     moving = (learning.hyperparameters != "fixed", variational, learning.moves_points)
     free = Free(*(part if moves else None for part, moves in zip(start, moving, strict=True)))
@@ -412,28 +435,29 @@ def learn(
 
     def step(carry: Any, noise: Array) -> tuple[Any, Array]:
         free, state, states = carry
-        (value, states), gradient = jax.value_and_grad(loss, has_aux=True)(free, states, noise)
+        (_, (states, total)), gradient = jax.value_and_grad(loss, has_aux=True)(free, states, noise)
         if gradient.points is not None:
             gradient = gradient._replace(points=gradient.points * movable[:, None])
         updates, state = optimiser.update(gradient, state)
-        return (optax.apply_updates(free, updates), state, states), value
+        return (optax.apply_updates(free, updates), state, states), total
 
-    losses = None
+    totals = None
     if steps:
-        (free, _, states), losses = jax.lax.scan(step, (free, optimiser.init(free), states), noise)
+        (free, _, states), totals = jax.lax.scan(step, (free, optimiser.init(free), states), noise)
     free = completed(free)
     last = jax.tree.map(lambda a: a[0], states)
     if not gp.likelihood.exact:
         last = jax.lax.fori_loop(0, SITE_STEPS, lambda _, state: settled(free.location, free.points, state), last)
     total, target = values(free.location, free.points, last[0])
-    sites = target if gp.likelihood.exact else last[0]
+    settled_sites = target if gp.likelihood.exact else last[0]
     scale = jnp.exp(free.log_scale) if variational else spread
     new = Hyper(unravel(free.location), unravel(scale))
-    factor, own = gp.absorbed(exponentials(new.location), given._replace(points=free.points), sites)
-    if variational and losses is not None:
+    factor, own = gp.absorbed(exponentials(new.location), given._replace(points=free.points), settled_sites)
+    if variational and totals is not None:
         # At rates near zero: draws of what is believed in the end, from the last steps.
         drawn = mean + spread * noise[-max(1, steps // 4) :, 0]
-        gained = cost(start) - jnp.mean(jax.lax.map(before, drawn)) - jnp.mean(losses[-len(drawn) :])
+        gained = jnp.mean(totals[-len(drawn) :]) - jnp.mean(jax.lax.map(before, drawn))
+        gained += divergence(start, begun) - divergence(free, begun)
     else:
         gained = total - before(mean)
     return Learnt(new, factor, own, gained)
