@@ -22,7 +22,7 @@ groups half-normal(1); the size of a negative binomial Gamma(2, 0.1).
 
 In each pair, the first number is the largest difference of a mean in standard deviations of the reference, the second
 the range of standard deviations relative to the reference's. The targets are {gap} and {ratio:.0%}, and {nats} nats for
-the log evidence. To run it:
+the log evidence. Seconds include compilation, on two cores that had other work to do. To run it:
 
 <!-- not run: takes half an hour -->
 ```sh
