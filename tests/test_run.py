@@ -358,16 +358,16 @@ def test_large_sites_are_worked_on_one_by_one_with_the_same_result(many, monkeyp
     assert alone.history[-1]["bytes"] == stacked.history[-1]["bytes"]
 
 
-def test_free_energies_of_a_shared_factor_are_of_whole_rounds_only():
-    """In between, factors have changed that sites did not report on."""
+@pytest.mark.parametrize("schedule", [pt.schedules.Synchronous(rounds=4), pt.schedules.Sequential(passes=3)])
+def test_free_energies_of_a_shared_factor_are_exact_where_the_likelihood_is_conjugate(schedule):
     generator = np.random.default_rng(0)
     X = generator.normal(size=(12, 2))
     shards = [(X[i::3], X[i::3] @ [1.0, -1.0]) for i in range(3)]
     model = pt.models.LinearRegression(features=2, noise=1.0)
-    turns = pt.fit(model, shards, schedule=pt.schedules.Sequential(passes=3), shared=True)
-    assert all(row["free_energy"] is None for row in turns.history)
     seen = []
-    for event in pt.events(model, shards, schedule=pt.schedules.Synchronous(rounds=4), shared=True):
+    for event in pt.events(model, shards, schedule=schedule, shared=True):
         seen.append((event.free_energy, pt.run.evidence(model, shards, event.posterior)))
-    for (_, before), (reported, _) in pairwise(seen):
+    known = [(reported, before) for (_, before), (reported, _) in pairwise(seen) if reported is not None]
+    assert len(known) >= 3
+    for reported, before in known:
         assert reported == pytest.approx(before, abs=1e-8)

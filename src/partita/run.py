@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.accounting import Evidence, Tally
+from partita.accounting import Evidence, Tally, inner_product
 from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker, all_loaded
 from partita.errors import InputError, NotFinite
@@ -358,6 +358,7 @@ class Run:
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
         # The log-partitions that were computed last, of a posterior and of a prior.
         self._known: dict[str, tuple[Family, float]] = {}
+        self._means: tuple[Family, Any] | None = None
 
     def job(self) -> Job:
         learns = self.learner is not None
@@ -416,9 +417,22 @@ class Run:
         now = self.ledger.posterior
         of_before = self._log_partition(before)
         with precision(before.dtype):
-            expected, of_now = map(float, _moved(now, before))
-        self._known["posterior"] = (now, of_now)
-        return expected - of_now + of_before
+            expected, of_now, mean = _moved(now, before)
+        self._known["posterior"] = (now, float(of_now))
+        self._means = (now, on_host(mean))
+        return float(expected) - float(of_now) + of_before
+
+    def mean(self, density: Family) -> Any:
+        """μ, computed once for each posterior."""
+        if self._means is None or self._means[0] is not density:
+            self._means = (density, on_host(density.mean()))
+        return self._means[1]
+
+    @property
+    def divergence(self) -> float:
+        """KL(posterior ‖ prior)."""
+        posterior, prior = self.ledger.posterior, self.ledger.prior
+        return inner_product(posterior / prior, self.mean(posterior)) - self.gain
 
     @property
     def gain(self) -> float:
@@ -457,7 +471,7 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
     ledger, schedule = run.ledger, run.schedule
     damping = run.damping.begin(ledger.sites, schedule.parallel, run.stochastic)
     board = Board(ledger.sites, run.seed)
-    tally, evidence, plan = Tally(), Evidence(ledger.sites, run.shared), schedule.plan(board)
+    tally, evidence, plan = Tally(), Evidence(ledger.sites), schedule.plan(board)
     arrived: dict[int, Update] = {}
     planned, held = True, ledger.posterior
     while planned or ledger.outstanding:
@@ -471,8 +485,10 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
             tasks = ledger.dispatch(chosen, run.current_hyper, start, anchor, run.message_only)
             inbox.submit(tasks, tally.clock)
             tally.sent(tasks)
-            damping.sent(chosen, ledger.posterior if start is None else start)
-            evidence.sent(chosen)
+            begin = ledger.posterior if start is None else start
+            damping.sent(chosen, begin)
+            astray = 0.0 if start is None else _divergence(ledger.posterior, start)
+            evidence.sent(tasks, evidence.place(begin, run.mean(begin), run.current_hyper, astray))
             board.sent(chosen)
         elif not ledger.outstanding and chosen == [] and not board.away:
             raise InputError(f"schedule: {type(schedule).__name__} asks nobody, and nobody is working")
@@ -530,15 +546,16 @@ def _folded(
     staleness = max(one.staleness for one in work)
     evidence.report(updates)
     complete = evidence.is_complete(board.away)
-    free_energy = evidence.estimate(run.gain)
     start = run.start if updates[0].version == 0 else None
-    if start is not None:
-        free_energy = None  # the reports are not about the posterior
-    elif complete:
-        gain = 0.0 if run.learner is None else run.learner.gain
-        seen = evidence.comparable(run.gain)
-        if seen is not None:
-            damping.observe(seen, evidence.uncertainty + gain)
+    free_energy, error = None, None
+    if start is None:  # else the reports are not about the posterior
+        now = evidence.place(before, run.mean(before), run.current_hyper)
+        error = evidence.error_bound(now)
+        if evidence.has_all(ledger.retired):
+            free_energy = evidence.expected_log_prob(now) - run.divergence
+        if complete:
+            gain = 0.0 if run.learner is None else run.learner.gain
+            damping.observe(evidence.comparable(now) - run.divergence, evidence.likely_error(now) + gain)
     sites = [update.site for update in updates]
     trusted = np.ones(len(sites))
 
@@ -550,17 +567,13 @@ def _folded(
         return jax.tree.map(lambda a: a * trusted.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype), asked)
 
     accepted = ledger.fold(updates, temper, checked=True)
-    expected = [
-        accepted * share * value
-        for share, value in zip(trusted.tolist(), damping.expected_log_changes(updates), strict=True)
-    ]
     damping.settle(accepted * float(trusted.min()))
     if run.learner is not None:
         run.learner.add(updates)
         if complete:
             _step_hyper(run.learner, ledger)
     change = run.moved(before)
-    evidence.folded(sites, expected, change)
+    evidence.moved(change)
     outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
     problems = [f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
     if damping.share > 0 and accepted < STALLED:
@@ -585,6 +598,7 @@ def _folded(
         taken_back=damping.share == 0,
         staleness=staleness,
         free_energy=free_energy,
+        free_energy_error=None if free_energy is None else error,
         change=change,
         problems=tuple(problems),
         seconds=tally.seconds,
@@ -615,9 +629,10 @@ def _kl(first: Family, second: Family) -> jax.Array:
 
 
 @eqx.filter_jit
-def _moved(new: Family, old: Family) -> tuple[jax.Array, jax.Array]:
-    """E_new[log new / old], up to both scales; and A(new)."""
-    return inner(new / old, new.mean()), new.log_partition()
+def _moved(new: Family, old: Family) -> tuple[jax.Array, jax.Array, Any]:
+    """E_new[log new / old], up to both scales; A(new); and the mean of new."""
+    mean = new.mean()
+    return inner(new / old, mean), new.log_partition(), mean
 
 
 def _trusted(posterior: Family, change: Family, most: float) -> float:

@@ -33,7 +33,9 @@ class Event:
     accepted: float
     taken_back: bool
     staleness: int
+    # Of the posterior that the fold began with; and how far off that may be: not at all, if zero.
     free_energy: float | None
+    free_energy_error: float | None
     change: float
     problems: tuple[str, ...]
     seconds: float
@@ -70,6 +72,7 @@ class Event:
             "taken_back": self.taken_back,
             "staleness": self.staleness,
             "free_energy": self.free_energy,
+            "free_energy_error": self.free_energy_error,
             "change": self.change,
             "problems": len(self.problems),
             "problem": self.problems[0] if self.problems else None,

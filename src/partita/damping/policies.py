@@ -12,10 +12,7 @@ from typing import Any, Protocol
 from partita.checks import check_share, is_number
 from partita.errors import InputError
 from partita.families import Family
-from partita.ledger import Update
 
-# The share of the KL moved that a late estimate of the free energy is off by, as measured.
-MARGIN = 0.3
 # After so many returns in a row, what was better before cannot be had back.
 MOST_RETURNS = 8
 
@@ -42,7 +39,7 @@ class Tempering:
     share: float
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
-        """An estimate of the free energy, whenever every site has reported again, and how far off it may be."""
+        """An estimate of the free energy, whenever every site has reported again, and how far off it probably is."""
 
     def sent(self, sites: Sequence[int], begin: Family) -> None:
         """Sites have been handed tasks that begin from a density."""
@@ -50,10 +47,6 @@ class Tempering:
     def temper(self, proposal: Proposal) -> Family:
         """The changes to apply, stacked as those that were proposed."""
         return proposal.changes**self.share
-
-    def expected_log_changes(self, updates: Sequence[Update]) -> list[float]:
-        """E_q[log change] of what `temper` gave, for each site."""
-        return [self.share * update.expected_log_change for update in updates]
 
     def settle(self, accepted: float) -> None:
         """How much of what `temper` gave the ledger accepted."""
@@ -138,8 +131,8 @@ class AutoTempering(Tempering):
     def observe(self, free_energy: float, uncertainty: float) -> None:
         if self.smooth is not None and math.isfinite(free_energy):
             free_energy, spread = self.smooth.add(free_energy)
-            uncertainty += 2 * spread / MARGIN
-        if self.best is not None and not free_energy >= self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
+            uncertainty += 2 * spread
+        if self.best is not None and not free_energy >= self.best - uncertainty - 1e-10 * abs(self.best):
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
             certain = uncertainty == 0 and self.smooth is None
