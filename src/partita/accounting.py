@@ -2,8 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,9 @@ from partita.models import Hyper
 
 # Of how many reports it is known how far off the first order was; and how many times that the bound is.
 KEPT, SAFETY = 3, 5.0
+SHORTEST = 1e-8
+# A report may be so many times as far from what was expected as gradients differ, and as others' reports are.
+WIDE, UNUSUAL, ROUNDING = 4.0, 20.0, 1e4
 # A site's log likelihood may be so many times that of the median site before its absolute size stops to count.
 PROPORTION = 1e3
 
@@ -97,23 +100,53 @@ class Report:
     # ⟨message, μ⟩ at the place; the gradient by the logarithms of hyperparameters.
     expected: float
     slopes: Hyper
+    # Whether the site contradicts itself: then its value is not followed to other hyperparameters.
+    doubted: bool = False
 
     def drift(self, start: Hyper, end: Hyper) -> float:
         """What a way from some hyperparameters to others makes of the value, to first order."""
         return sum(slope * math.log(end[name] / start[name]) for name, slope in self.slopes.items())
 
+    def carried(self, hyper: Hyper) -> float:
+        """What these hyperparameters make of the value."""
+        return 0.0 if self.doubted else self.drift(self.place.hyper, hyper)
+
     def at(self, place: Place) -> float:
         """The value elsewhere, to first order."""
-        return (
-            self.value
-            + inner_product(self.message, place.mean)
-            - self.expected
-            + self.drift(self.place.hyper, place.hyper)
+        return self.value + inner_product(self.message, place.mean) - self.expected + self.carried(place.hyper)
+
+    def contradiction(self, new: "Report") -> "Contradiction":
+        """How well the site's next report follows from this one: its value lies between what both gradients say.
+
+        That is so wherever the value is convex or concave on the way, and nearly so on any short one. Changes say how
+        far proposals are from gradients.
+        """
+        ways = [
+            inner_product(density, new.place.mean) - inner_product(density, self.place.mean)
+            for density in (self.message, new.message, self.change, new.change)
+        ]
+        drifts = [report.drift(self.place.hyper, new.place.hyper) for report in (self, new)]
+        slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3]) + abs(drifts[0] - drifts[1])
+        size = abs(self.value) + abs(new.value)
+        expected = self.value + 0.5 * (ways[0] + ways[1])
+        return Contradiction(
+            expected,
+            abs(new.value - expected - 0.5 * sum(drifts)),
+            WIDE * slack + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
         )
 
     def distance(self, length: float, hyper: Hyper) -> float:
         """How far away something else is: what a first order leaves out is of this order."""
-        return (length - self.place.length) ** 2 + abs(self.drift(self.place.hyper, hyper))
+        return (length - self.place.length) ** 2 + abs(self.carried(hyper))
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """What a report was expected to be, how far from it it is, and how far it may be."""
+
+    expected: float
+    found: float
+    allowed: float
 
 
 @dataclass
@@ -142,8 +175,12 @@ class Evidence:
     length: float = 0.0
     # How far off the first order was lately, and after which distance.
     measured: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
-    # What is left out where free energies are compared, for each site that has been compared.
+    # How far each site's last value was from what its updates made expect.
+    contradictions: dict[int, float] = field(default_factory=dict)
+    # What is left out where free energies are compared, for each site that has been compared; what values that are
+    # kept are short of.
     left_out: dict[int, float] = field(default_factory=dict)
+    offsets: dict[int, float] = field(default_factory=dict)
 
     def place(self, density: Family, mean: Any, hyper: Hyper, astray: float = 0.0) -> Place:
         """Where tasks begin, so many nats away from the posterior."""
@@ -152,27 +189,63 @@ class Evidence:
     def sent(self, tasks: Sequence[Task], place: Place) -> None:
         self.asked.update({task.site: (task.factor, place) for task in tasks})
 
-    def report(self, updates: Sequence[Update]) -> None:
-        """Before a fold: what sites say of where their tasks began."""
-        for update in updates:
-            factor, place = self.asked.pop(update.site)
-            self.fresh.add(update.site)
-            if not math.isfinite(update.expected_log_prob):
-                self.failed.add(update.site)
-                continue
-            self.failed.discard(update.site)
-            message = factor * update.change
-            expected = inner_product(message, place.mean)
-            slopes = {name: slope * place.hyper[name] for name, slope in update.hyper_gradient.items()}
-            self._keep(update.site, Report(place, update.expected_log_prob, update.change, message, expected, slopes))
+    def report(self, updates: Sequence[Update], distrusted: Container[int] = ()) -> dict[int, str]:
+        """Before a fold: what sites say of where their tasks began. Gives whose word was not taken, and why.
 
-    def _keep(self, site: int, new: Report) -> None:
+        Those who are distrusted have hyperparameters' gradients that cannot be.
+
+        Automatic damping looks at the sum of values: one that does not follow from the site's own updates would hold
+        all sites back, or drive them on. What follows is put in its place.
+        """
+        new = {update.site: self._read(update) for update in updates}
+        reports = {site: report for site, report in new.items() if report is not None}
+        self.failed = (self.failed - set(new)) | (set(new) - set(reports))
+        self.fresh.update(new)
+        found = {
+            site: self.reports[site].contradiction(report) for site, report in reports.items() if site in self.reports
+        }
+        self.contradictions.update({site: one.found for site, one in found.items()})
+        doubted = {}
+        for site, report in reports.items():
+            if site in found and found[site].found > found[site].allowed + UNUSUAL * self._usual_contradiction(site):
+                doubted[site] = (
+                    f"its log likelihood, {report.value:.6g}, does not follow from its updates, which make it near "
+                    f"{found[site].expected:.6g}"
+                )
+                self._keep(site, replace(report, value=found[site].expected, doubted=True), measure=False)
+            else:
+                self._keep(site, replace(report, doubted=site in distrusted))
+        return doubted
+
+    def distrust(self, site: int) -> None:
+        """What a site said of hyperparameters is not followed any more."""
+        if site in self.reports:
+            self.reports[site] = replace(self.reports[site], doubted=True)
+
+    def _read(self, update: Update) -> Report | None:
+        """A report; none, where a site says that there is no number."""
+        factor, place = self.asked.pop(update.site)
+        if not math.isfinite(update.expected_log_prob):
+            return None
+        value = update.expected_log_prob - self.offsets.get(update.site, 0.0)
+        message = factor * update.change
+        slopes = {name: slope * place.hyper[name] for name, slope in update.hyper_gradient.items()}
+        expected = inner_product(message, place.mean)
+        return Report(place, value, update.change, message, expected, slopes)
+
+    def _usual_contradiction(self, site: int) -> float:
+        """What others' values are off by: noise, where expectations are sampled. Of nobody else, nothing is unusual."""
+        others = [found for other, found in self.contradictions.items() if other != site]
+        return float(np.median(others)) if others else math.inf
+
+    def _keep(self, site: int, new: Report, measure: bool = True) -> None:
         """In place of the site's last report, which says what a first order is worth."""
         old = self.reports.get(site)
         if old is not None:
             self._take_out(site)
             distance = old.distance(new.place.length, new.place.hyper)
-            if distance > 0 and not old.place.astray:
+            # After a shorter way rounding is all that is measured.
+            if measure and distance > SHORTEST * (1 + abs(new.value)) and not old.place.astray:
                 error = abs(new.value - old.at(new.place))
                 self.measured.setdefault(site, deque(maxlen=KEPT)).append((error, distance))
         self.reports[site] = new
@@ -191,9 +264,13 @@ class Evidence:
         self._take_out(site)
         self.reports.pop(site, None)
         self.left_out.pop(site, None)
+        self.offsets.pop(site, None)
 
-    def expected_log_prob(self, now: Place, left_out: Mapping[int, float] | None = None) -> float:
+    def expected_log_prob(self, now: Place) -> float:
         """Σ_m E_q[log p(y_m | θ)] of those who have reported."""
+        return self._sum(now, {site: -offset for site, offset in self.offsets.items()})
+
+    def _sum(self, now: Place, left_out: Mapping[int, float]) -> float:
         # Values that are of this very place are exact, and so is their sum.
         elsewhere = [site for site, report in self.reports.items() if report.place.density is not now.density]
         for site in elsewhere:
@@ -201,8 +278,8 @@ class Evidence:
                 own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.reports[site].message)
                 self.product = own if not self.within else jax.tree.map(np.add, self.product, own)
                 self.within.add(site)
-        values = [report.value - (left_out or {}).get(site, 0.0) for site, report in self.reports.items()]
-        ways = [report.drift(report.place.hyper, now.hyper) for report in self.reports.values() if report.slopes]
+        values = [report.value - left_out.get(site, 0.0) for site, report in self.reports.items()]
+        ways = [report.carried(now.hyper) for report in self.reports.values()]
         if elsewhere:
             ways.append(inner_product(self.product, now.mean))
             ways += [-self.reports[site].expected for site in elsewhere]
@@ -227,12 +304,21 @@ class Evidence:
         if 2 * len(self.failed) > self.sites:
             return math.nan
         first = not self.left_out
-        usual = PROPORTION * float(np.median([abs(report.value) for report in self.reports.values()]))
+        if first:
+            self._set_offsets()
         for site, report in self.reports.items():
             if site not in self.left_out:
-                known = min(max(report.value, -usual), usual)
-                self.left_out[site] = report.value - known if first else report.at(now)
-        return self.expected_log_prob(now, self.left_out)
+                self.left_out[site] = 0.0 if first else report.at(now)
+        return self._sum(now, self.left_out)
+
+    def _set_offsets(self) -> None:
+        """Keep apart what is out of all proportion to the others' values: beside it no sum would show what they do."""
+        usual = PROPORTION * float(np.median([abs(report.value) for report in self.reports.values()]))
+        for site, report in self.reports.items():
+            known = min(max(report.value, -usual), usual)
+            if known != report.value:
+                self.offsets[site] = report.value - known
+                self.reports[site] = replace(report, value=known)
 
     def error_bound(self, now: Place) -> float:
         """How far `expected_log_prob` may be off.

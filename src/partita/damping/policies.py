@@ -6,12 +6,15 @@ Whatever a policy asks for, the ledger accepts less where the posterior or a cav
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from partita.checks import check_share, is_number
 from partita.errors import InputError
 from partita.families import Family
+from partita.ledger import scaled
 
 # After so many returns in a row, what was better before cannot be had back.
 MOST_RETURNS = 8
@@ -48,8 +51,8 @@ class Tempering:
         """The changes to apply, stacked as those that were proposed."""
         return proposal.changes**self.share
 
-    def settle(self, accepted: float) -> None:
-        """How much of what `temper` gave the ledger accepted."""
+    def settle(self, accepted: np.ndarray | float) -> None:
+        """How much of what `temper` gave was accepted, of each site."""
 
 
 class Damping(Protocol):
@@ -122,13 +125,18 @@ class AutoTempering(Tempering):
     current: float
     smallest: float
     best: float | None = None
+    best_uncertainty: float = 0.0
     has_fallen: bool = False
     taking_back: bool = False
     returns: int = 0
     smooth: Smooth | None = None
     applied: Family | None = None
+    # Whose changes they were.
+    sites: list[int] = field(default_factory=list)
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
+        # Neither of the two that are compared is known exactly.
+        own, uncertainty = uncertainty, uncertainty + self.best_uncertainty
         if self.smooth is not None and math.isfinite(free_energy):
             free_energy, spread = self.smooth.add(free_energy)
             uncertainty += 2 * spread
@@ -144,22 +152,23 @@ class AutoTempering(Tempering):
             # Where a fall is noticed late, and cannot be taken back, growth is slower.
             power = 1.0 if uncertainty == 0 else self.settings.caution
             self.current = min(1.0, self.current * factor**power)
-        self.best = free_energy
+        self.best, self.best_uncertainty = free_energy, own
 
     def temper(self, proposal: Proposal) -> Family:
-        if self.taking_back and self.applied is not None:
+        # What others did cannot be taken back from these.
+        if self.taking_back and self.applied is not None and list(proposal.sites) == self.sites:
             self.taking_back, self.share = False, 0.0
             self.returns += 1
             back = self.applied ** (self.settings.shrink - 1)
             self.applied = self.applied**self.settings.shrink
             return back
-        self.share, self.returns = self.current, 0
-        self.applied = proposal.changes**self.current
+        self.taking_back, self.share, self.returns = False, self.current, 0
+        self.applied, self.sites = proposal.changes**self.current, list(proposal.sites)
         return self.applied
 
-    def settle(self, accepted: float) -> None:
+    def settle(self, accepted: np.ndarray | float) -> None:
         if self.share > 0 and self.applied is not None:
-            self.applied = self.applied**accepted
+            self.applied = scaled(self.applied, accepted)
 
 
 def as_damping(value: Any) -> Damping:
