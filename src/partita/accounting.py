@@ -18,6 +18,8 @@ KEPT, SAFETY = 3, 5.0
 SHORTEST = 1e-8
 # A report may be so many times as far from what was expected as gradients differ, and as others' reports are.
 WIDE, UNUSUAL, ROUNDING = 4.0, 20.0, 1e4
+# Beyond this, differences of inner products are no numbers.
+LARGEST = 1e250
 # A site's log likelihood may be so many times that of the median site before its absolute size stops to count.
 PROPORTION = 1e3
 
@@ -121,10 +123,8 @@ class Report:
         That is so wherever the value is convex or concave on the way, and nearly so on any short one. Changes say how
         far proposals are from gradients.
         """
-        ways = [
-            inner_product(density, new.place.mean) - inner_product(density, self.place.mean)
-            for density in (self.message, new.message, self.change, new.change)
-        ]
+        way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
+        ways = [inner_product(density, way) for density in (self.message, new.message, self.change, new.change)]
         drifts = [report.drift(self.place.hyper, new.place.hyper) for report in (self, new)]
         slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3]) + abs(drifts[0] - drifts[1])
         size = abs(self.value) + abs(new.value)
@@ -217,10 +217,14 @@ class Evidence:
                 self._keep(site, replace(report, doubted=site in distrusted))
         return doubted
 
-    def distrust(self, site: int) -> None:
-        """What a site said of hyperparameters is not followed any more."""
+    def distrust(self, site: int, factor: Family) -> None:
+        """Nothing that a site proposed is followed any more: its factor stands for its gradient."""
         if site in self.reports:
-            self.reports[site] = replace(self.reports[site], doubted=True)
+            self._take_out(site)
+            old = self.reports[site]
+            change = jax.tree.map(np.zeros_like, factor)
+            expected = inner_product(factor, old.place.mean)
+            self.reports[site] = replace(old, change=change, message=factor, expected=expected, doubted=True)
 
     def _read(self, update: Update) -> Report | None:
         """A report; none, where a site says that there is no number."""
@@ -231,6 +235,8 @@ class Evidence:
         message = factor * update.change
         slopes = {name: slope * place.hyper[name] for name, slope in update.hyper_gradient.items()}
         expected = inner_product(message, place.mean)
+        if not abs(expected) <= LARGEST:
+            return None
         return Report(place, value, update.change, message, expected, slopes)
 
     def _usual_contradiction(self, site: int) -> float:
@@ -283,7 +289,7 @@ class Evidence:
         if elsewhere:
             ways.append(inner_product(self.product, now.mean))
             ways += [-self.reports[site].expected for site in elsewhere]
-        return math.fsum(values + ways)
+        return total(values + ways)
 
     def is_complete(self, away: Iterable[int] = ()) -> bool:
         """Whether every site has reported since the last time that this was true, but for those that cannot."""
@@ -351,4 +357,13 @@ class Evidence:
 def inner_product(natural: Any, mean: Any) -> float:
     """⟨η, μ⟩ on the host, in double precision: differences of such numbers are small beside them."""
     pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
-    return math.fsum(float(np.vdot(np.asarray(a, np.float64), np.asarray(b, np.float64))) for a, b in pairs)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return sum(float(np.vdot(np.asarray(a, np.float64), np.asarray(b, np.float64))) for a, b in pairs)
+
+
+def total(values: Sequence[float]) -> float:
+    """Their sum, to the last digit; no number, where there is none."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan

@@ -240,6 +240,14 @@ class Ledger:
             self._check_values([update.site for update in updates], proposed)
         return proposed
 
+    def takes(self, change: Family, least: float) -> bool:
+        """Whether the posterior stays proper with that share of a change."""
+        if least == 0:
+            return True
+        with np.errstate(over="ignore", invalid="ignore"):
+            start, end = self.posterior.cone(), (self.posterior * change).cone()
+            return admissible_share(start, end, self._floor_with(end)) >= least
+
     def release(self, site: int) -> None:
         """Nothing is expected of a site any more; what it had been asked for comes to nothing."""
         self.outstanding.pop(site, None)

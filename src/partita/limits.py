@@ -76,14 +76,15 @@ class Trust:
         """How many nats a site may still move the posterior."""
         return np.inf if self.limits.total is None else max(0.0, self.limits.total - self.spent.get(site, 0.0))
 
-    def shares(self, sites: Sequence[int], posterior: Family, changes: Family) -> np.ndarray:
-        """Of each site's change, what may be taken of it."""
+    def shares(self, sites: Sequence[int], posterior: Family, changes: Family, least: float = 0.0) -> np.ndarray:
+        """Of each site's change, what may be taken of it; nothing, where that is less than the least."""
         if self.limits.change is None and self.limits.total is None:
             return np.ones(len(sites))
         rows = list(zip(sites, rows_of(changes), strict=True))
         level = self.change
         for _ in range(HALVINGS):
             found = np.array([share_within(posterior, row, min(level, self.left(site))) for site, row in rows])
+            found[found < least] = 0.0
             if self.limits.change is None or self.allows(posterior, multiplied(posterior, scaled(changes, found))):
                 cut = zip(sites, found, strict=True)
                 self.exhausted |= {site for site, share in cut if share < 1 and self.left(site) < level}

@@ -571,7 +571,7 @@ def _note(notice: Notice, run: Run, books: Books) -> None:
             books.evidence.retired(site)
             books.evidence.moved(run.moved(before))
         if notice.kind != "away":
-            books.evidence.distrust(site)
+            books.evidence.distrust(site, run.ledger.factor(site))
             if run.learner is not None:
                 run.learner.forget(site)
 
@@ -591,7 +591,7 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
 
     def temper(changes: Family, factors: Family) -> Family:
         asked = damping.temper(Proposal(sites, changes, factors, ledger.prior, before, staleness, start))
-        trusted[:] = books.trust.shares(sites, before, asked)
+        trusted[:] = books.trust.shares(sites, before, asked, run.least)
         tempered.append(scaled(asked, trusted))
         return tempered[0]
 
@@ -600,6 +600,8 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
     )
     books.trust.spend(sites, before, scaled(tempered[0], accepted))
     shares = trusted * accepted
+    for site in (site for site, share in zip(sites, shares, strict=True) if share < run.least):
+        evidence.distrust(site, ledger.factor(site))
     damping.settle(shares)
     if run.learner is not None and complete:
         _step_hyper(run.learner, ledger)
@@ -638,7 +640,12 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
 def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, str]:
     """Take in what sites say beside their changes; whose word was not taken, and why."""
     distrusted = {} if run.learner is None else run.learner.add(updates)
-    doubted = evidence.report(updates, distrusted)
+    # What cannot be taken is no gradient either.
+    nothing = jax.tree.map(np.zeros_like, run.ledger.prior)
+    followed = [
+        update if run.ledger.takes(update.change, run.least) else replace(update, change=nothing) for update in updates
+    ]
+    doubted = evidence.report(followed, distrusted)
     if run.learner is not None:
         for site in doubted:
             run.learner.forget(site)
