@@ -301,7 +301,7 @@ def test_automatic_damping_grows_and_shrinks_with_the_free_energy():
     """Slower again after the first fall, and slower all along where falls are noticed late."""
     policy, shares = Auto().begin(10, True), []
     for free_energy in (-100.0, -50.0, -40.0, -60.0, -55.0, -57.0):
-        policy.observe(free_energy, 1.0)
+        policy.observe(free_energy, 0.5)
         shares.append(share_of(policy))
     grow, regrow = 1.5**0.5, 1.1**0.5
     factors = np.cumprod([0.1, grow, grow, 0.5, regrow, 0.5])
