@@ -370,6 +370,15 @@ def test_29_an_honest_result_is_still_read(tmp_path):
     assert pt.load(saved(tmp_path)).fingerprint == fit(rounds=1).fingerprint
 
 
+def test_29_a_stream_with_numbers_that_are_none_is_refused(tmp_path):
+    path, inputs = tmp_path / "stream", np.linspace(0, 1, 8)[:, None]
+    pt.StreamingGPRegressor(points_per_batch=3, steps=1).partial_fit(inputs, inputs[:, 0]).save(path)
+    arrays, about = storage.read_arrays(path)
+    storage.write_arrays(path, {**arrays, "factor.shift": arrays["factor.shift"] * np.nan}, about)
+    with pytest.raises(CorruptStorage, match="factor.shift: has numbers that are not finite"):
+        pt.StreamingGPRegressor.load(path)
+
+
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\x00" * 8, b"{}", bytes([255]) * 64])
 def test_29_a_result_that_is_no_archive_is_a_typed_error(tmp_path, content):
     path = tmp_path / "result"
