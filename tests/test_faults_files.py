@@ -33,7 +33,7 @@ from partita.cli import app, finish
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder, ServerSettings
-from partita.federation.state import logger, serve_metrics
+from partita.federation.state import logger, read_state, serve_metrics, write_state
 from partita.files import read_json
 from partita.formulas.tables import read_sites
 from partita.ledger import Ledger
@@ -220,6 +220,14 @@ def test_27_a_log_is_one_short_line_for_each_event(tmp_path):
     (line,) = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     assert len(line) < 5000
     assert is_plain(json.loads(line)["problem"] + json.loads(line)["names"][0])
+
+
+def test_27_what_sites_say_is_clean_in_every_face_of_a_server_s_state(tmp_path):
+    folder = ServerFolder(tmp_path, None, None, ServerSettings(sites=("north",)))
+    write_state(folder, {"state": "running", "sites": [{"site": "north", "problem": EVIL * 1000}], "reason": EVIL})
+    state = read_state(folder)
+    assert is_plain(state["reason"] + state["sites"][0]["problem"])
+    assert len(state["sites"][0]["problem"]) <= 1000
 
 
 # 28: other users on the machine
