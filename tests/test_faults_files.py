@@ -33,7 +33,7 @@ from partita.cli import app, finish
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder, ServerSettings
-from partita.federation.state import logger, serve_metrics
+from partita.federation.state import logger, read_state, serve_metrics, write_state
 from partita.files import read_json
 from partita.formulas.tables import read_sites
 from partita.ledger import Ledger
@@ -222,6 +222,14 @@ def test_27_a_log_is_one_short_line_for_each_event(tmp_path):
     assert is_plain(json.loads(line)["problem"] + json.loads(line)["names"][0])
 
 
+def test_27_what_sites_say_is_clean_in_every_face_of_a_server_s_state(tmp_path):
+    folder = ServerFolder(tmp_path, None, None, ServerSettings(sites=("north",)))
+    write_state(folder, {"state": "running", "sites": [{"site": "north", "problem": EVIL * 1000}], "reason": EVIL})
+    state = read_state(folder)
+    assert is_plain(state["reason"] + state["sites"][0]["problem"])
+    assert len(state["sites"][0]["problem"]) <= 1000
+
+
 # 28: other users on the machine
 
 
@@ -368,6 +376,15 @@ def test_29_a_crafted_result_is_a_typed_error(tmp_path, change, complaint):
 
 def test_29_an_honest_result_is_still_read(tmp_path):
     assert pt.load(saved(tmp_path)).fingerprint == fit(rounds=1).fingerprint
+
+
+def test_29_a_stream_with_numbers_that_are_none_is_refused(tmp_path):
+    path, inputs = tmp_path / "stream", np.linspace(0, 1, 8)[:, None]
+    pt.StreamingGPRegressor(points_per_batch=3, steps=1).partial_fit(inputs, inputs[:, 0]).save(path)
+    arrays, about = storage.read_arrays(path)
+    storage.write_arrays(path, {**arrays, "factor.shift": arrays["factor.shift"] * np.nan}, about)
+    with pytest.raises(CorruptStorage, match="factor.shift: has numbers that are not finite"):
+        pt.StreamingGPRegressor.load(path)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\x00" * 8, b"{}", bytes([255]) * 64])

@@ -65,6 +65,13 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
     return arrays, about
 
 
+def check_finite(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
+    """That no number of a density is missing or beyond all."""
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise CorruptStorage(f"{path}: {name}: has numbers that are not finite")
+
+
 def _read_about(path: str | os.PathLike, text: str) -> Row:
     try:
         about = json.loads(text)

@@ -11,6 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from partita._version import __version__
+from partita.archives import check_finite, read_arrays, write_arrays
 from partita.checks import check_count
 from partita.columns import check_columns, warn_of_units
 from partita.errors import InputError, RunMismatch
@@ -20,7 +21,6 @@ from partita.gp.stream import Hyper, Learning, Stream
 from partita.moments import Moments
 from partita.runtime import precision
 from partita.shards import as_numbers, check_rows
-from partita.storage import read_arrays, write_arrays
 from partita.telemetry import Progress, plain
 
 # Draws of the hyperparameters that predictions average over.
@@ -267,6 +267,7 @@ class _StreamingGP(BaseEstimator):
     def load(cls, path: str | os.PathLike) -> Self:
         """What `save` wrote: it predicts, and learns on."""
         arrays, about = read_arrays(path)
+        check_finite(path, arrays)
         if about.get("estimator") != cls.__name__:
             raise RunMismatch(f"{path}: holds a {about.get('estimator', 'result')}, not a {cls.__name__}")
         settings = dict(about["settings"])

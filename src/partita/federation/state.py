@@ -62,7 +62,7 @@ def read_state(folder: ServerFolder) -> Row:
         raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing is lost with it") from None
     if serving is None and row["state"] not in ENDED:
         row["state"] = "stopped"
-    return {**row, "serving": serving is not None}
+    return {**_cleaned(row), "serving": serving is not None}
 
 
 def barred(folder: ServerFolder) -> dict[str, str]:
