@@ -7,6 +7,7 @@ INSTALL = $(BIN)/python $(PIP) --require-hashes -r requirements/$(1).txt && \
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 COMPILE := .venv-release/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url \
 	--python-version 3.11 --constraints constraints.txt
+VERSION := $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/partita/_version.py)
 WORKERS ?= 2
 
 .PHONY: demo test engines check docs docs-serve format bench soak picture lock hashes bom clean
@@ -80,7 +81,7 @@ hashes: .venv-release/stamp
 bom: .venv-release/stamp
 	mkdir -p dist
 	for set in run engines; do .venv-release/bin/cyclonedx-py requirements --pyproject pyproject.toml \
-		--mc-type library --output-reproducible --output-format JSON -o dist/partita-$$set.cdx.json \
+		--mc-type library --output-reproducible --output-format JSON -o dist/partita-$(VERSION)-$$set.cdx.json \
 		requirements/$$set.txt || exit 1; done
 
 .venv/run.stamp: pyproject.toml requirements/run.txt

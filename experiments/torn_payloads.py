@@ -25,8 +25,8 @@ from partita.runtime import cache_compilation
 
 TORN = "torn write"
 PLACES = (TORN, "before payload write", "before payload sync", "after payload sync", "before commit", "after commit")
-# With so many features an update has 80 kB.
-FEATURES, SITES, UPDATES = 100, 3, 24
+# With so many features an update has 40 kB, more than what goes into the database.
+FEATURES, SITES, UPDATES = 2500, 3, 18
 
 
 def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) -> str:
@@ -52,7 +52,7 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
     X = generator.normal(size=(60, FEATURES))
     y = X[:, 0] + generator.normal(size=60)
     return pt.fit(
-        pt.models.LinearRegression(features=FEATURES, noise=1.0, intercept=False),
+        pt.models.LinearRegression(features=FEATURES, noise=1.0, intercept=False, posterior="mean-field"),
         [(X[site::SITES], y[site::SITES]) for site in range(SITES)],
         schedule=pt.schedules.Asynchronous(updates=UPDATES),
         engine=pt.engines.InProcess(speeds=[1, 2, 3]),
@@ -78,7 +78,7 @@ def lose_tail(folder: Path, chance: random.Random) -> None:
             stream.write(chance.randbytes(tail + chance.randint(0, 5000)))
 
 
-def acknowledged(folder: Path) -> int:
+def acknowledged(folder: Path, most: int = UPDATES) -> int:
     """Where the last payload ends that a row speaks of; seen in a copy, because to look at a journal would mend it."""
     seen = folder.with_name("seen")
     shutil.rmtree(seen, ignore_errors=True)
@@ -87,7 +87,7 @@ def acknowledged(folder: Path) -> int:
         shutil.copy(path, seen)
     with closing(sqlite3.connect(seen / "journal.sqlite")) as database:
         rows = database.execute("SELECT site, version, place, size FROM arrivals ORDER BY number").fetchall()
-    assert len({row[:2] for row in rows}) == len(rows) <= UPDATES
+    assert len({row[:2] for row in rows}) == len(rows) <= most
     assert all(place is not None for _, _, place, _ in rows), "an update was not beside the database"
     return max((place + size for _, _, place, size in rows), default=0)
 
@@ -103,13 +103,14 @@ def main(kills: int = 200) -> None:
             folder, found = place / f"run-{runs}", None
             while found is None:
                 point = chance.choice(PLACES) if sum(died.values()) < kills else None
-                hits = chance.randint(1, UPDATES // 2)
+                hits = chance.randint(1, UPDATES // 3)
                 found = lived(serve, folder, place / "cache", point, hits, chance.randrange(2**32))
                 if found is None:
                     died[str(point)] += 1
                     lose_tail(folder, chance)
             assert found == expected, f"run {runs} ended elsewhere"
             runs += 1
+            print(f"run {runs}: {sum(died.values())} kills", file=sys.stderr, flush=True)
             shutil.rmtree(folder)
     where = ", ".join(f"{number} at {place}" for place, number in died.items() if number)
     print(f"{sum(died.values())} kills in {runs} runs ({where}): all ended as the run that was never killed")

@@ -5,6 +5,8 @@ from copy import deepcopy
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
@@ -135,6 +137,51 @@ def test_several_outputs_share_a_kernel(waves):
     assert mean.shape == std.shape == (60, 2)
     assert both.score(X[180:], np.stack([y, -3 * y], axis=1)[180:]) > 0.8
     assert both.sample_y(X[:5], 3).shape == (5, 2, 3)
+
+
+def exact(X, y, lengthscale=1.0):
+    """Maximum likelihood of an exact process in standardised units, by scikit-learn; and the units."""
+    units = X.mean(), X.std(), y.mean(), y.std()
+    kernel = ConstantKernel(1.0) * RBF(lengthscale) + WhiteKernel(0.05, (1e-6, 10))
+    return GaussianProcessRegressor(kernel).fit((X - units[0]) / units[1], (y - units[2]) / units[3]), units
+
+
+def test_a_series_with_a_trend_is_followed_as_by_an_exact_process():
+    """Units change with every batch here: what was learnt in the old ones has to be converted."""
+    t = np.arange(540.0)
+    y = 50 + 0.05 * t + 5 * np.sin(2 * np.pi * t / 50) + np.random.default_rng(0).normal(0, 1, len(t))
+    X = t[:, None]
+    model = StreamingGPRegressor()
+    for start in range(0, 480, 60):
+        model.partial_fit(X[start : start + 60], y[start : start + 60])
+    mean, std = model.predict(X[480:], return_std=True)
+    reference, (at, unit, centre, scale) = exact(X[:480], y[:480], lengthscale=0.15)
+    m, s = reference.predict((X[480:] - at) / unit, return_std=True)
+    assert np.abs(mean - (centre + scale * m)).max() < 0.3 * scale
+    np.testing.assert_allclose(std, scale * s, rtol=0.2)
+    learnt, best = model.hyperparameters_, reference.kernel_
+    np.testing.assert_allclose(learnt["kernel.lengthscale"], best.k1.k2.length_scale, rtol=0.15)
+    assert learnt["kernel.variance"] == pytest.approx(best.k1.k1.constant_value, rel=0.4)
+    assert learnt["likelihood.noise"] == pytest.approx(np.sqrt(best.k2.noise_level), rel=0.1)
+
+
+def test_outputs_with_unlike_scales_and_noise_leave_each_other_alone():
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-3, 3, 240)
+    noise = np.array([0.1, 0.01, 100.0])
+    Y = np.column_stack([np.sin(x), 0.01 * x**2, 1000 * x]) + noise * generator.normal(size=(240, 3))
+    model = StreamingGPRegressor()
+    for part in np.split(np.arange(240), 3):
+        model.partial_fit(x[part, None], Y[part])
+    places = np.linspace(-2.8, 2.8, 20)[:, None]
+    mean, std = model.predict(places, return_std=True)
+    for output in range(3):
+        reference, (at, unit, centre, scale) = exact(x[:, None], Y[:, output])
+        m, s = reference.predict((places - at) / unit, return_std=True)
+        np.testing.assert_allclose(std[:, output], scale * s, rtol=0.15)
+        assert np.abs(mean[:, output] - (centre + scale * m)).max() < 0.6 * noise[output]
+    drawn = model.sample_y(places, 200).std(axis=2)
+    np.testing.assert_allclose(drawn.mean(axis=0), std.mean(axis=0), rtol=0.1)
 
 
 @pytest.mark.parametrize(("likelihood", "size"), [("poisson", 300), ("student-t", 1)])

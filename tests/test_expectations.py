@@ -180,6 +180,12 @@ gaussian_model = pt.Model(density(True), lambda theta, y: -0.5 * (y - theta[0]) 
 gamma_model = pt.Model(pt.families.Gamma.from_shape_rate(np.array(2.0), np.array(1.0)), lambda rate, y: -rate * y)
 
 
+tree_model = pt.Model(
+    pt.families.MeanField.from_moments({"slope": LOCATION, "level": np.zeros((1, 1))}, 1.0),
+    lambda params, data: -jnp.abs(data[1] - data[0] @ params["slope"] - params["level"][0, 0]),
+)
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
@@ -194,6 +200,8 @@ gamma_model = pt.Model(pt.families.Gamma.from_shape_rate(np.array(2.0), np.array
         (pt.models.SoftmaxRegression(features=200, classes=3, posterior="full"), MonteCarlo),
         (gaussian_model, ExpectedSlope),
         (gamma_model, MonteCarlo),
+        (tree_model, ExpectedSlope),
+        (pt.models.Network(lambda params, X: X @ params, params=np.zeros((2, 3), np.float32)), MonteCarlo),
         (pt.models.Network([2, 3, 2]), GaussNewton),
     ],
 )

@@ -5,17 +5,23 @@ import http.client
 import io
 import json
 import os
+import random
+import re
 import socket
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
+import tomllib
 import urllib.parse
 from contextlib import ExitStack, closing
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from experiments import torn_payloads
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -26,7 +32,7 @@ from partita import storage, telemetry
 from partita.cli import app, finish
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
-from partita.federation.folders import ServerFolder
+from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.state import logger, serve_metrics
 from partita.files import read_json
 from partita.formulas.tables import read_sites
@@ -39,9 +45,11 @@ from partita.report.live import served
 from partita.report.loopback import MOST_CONNECTIONS
 from partita.report.measures import write_measures
 from partita.report.terminal import table_of
+from partita.runtime import cache_compilation
 from partita.schedules import Asynchronous, Synchronous
 from partita.text import clean
 
+ROOT = Path(__file__).parents[1]
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
 Y = (X[:, 0] + 0.5 * GENERATOR.normal(size=40) > 0).astype(float)
@@ -287,6 +295,15 @@ def test_28_logs_and_states_follow_no_link(tmp_path):
     assert not (folder / "result.safetensors").is_symlink()
 
 
+def test_28_compiled_programs_which_are_run_again_lie_where_nobody_else_can_write(tmp_path, open_umask):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        cache_compilation(tmp_path / "cache" / "jax")
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache", "cache/jax")} == {0o700}
+
+
 # 29: malicious result, journal, configuration, table
 
 
@@ -486,7 +503,7 @@ class Metrics:
     """Metrics of a folder in which nothing runs."""
 
     def __init__(self, folder):
-        self.server = serve_metrics(ServerFolder(folder, None, None, None), 0)
+        self.server = serve_metrics(ServerFolder(folder, None, None, ServerSettings(sites=("north",))), 0)
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.server.serve_forever)
@@ -542,6 +559,56 @@ def test_30_another_host_is_refused(tmp_path, kind):
         assert status(url, f"localhost:{port}") == 200
 
 
+# 31: kills around large payloads beside the database
+
+
+class DeathError(BaseException):
+    """The server is not there any more."""
+
+
+@pytest.mark.parametrize("place", torn_payloads.PLACES)
+def test_31_deaths_around_large_payloads_leave_what_was_acknowledged(tmp_path, monkeypatch, place):
+    """All writes are short, the last may be torn; `make soak` has 200 kills of processes."""
+    clean_run, write, chance, left = fit(rounds=5).fingerprint, os.pwrite, random.Random(0), [0]
+
+    def reached(where):
+        left[0] -= where == place
+        if where == place and left[0] == 0:
+            raise DeathError
+
+    def write_less(handle, data, offset):
+        if len(data) <= 20:
+            return write(handle, data, offset)
+        written = write(handle, data[: chance.randint(1, len(data))], offset)
+        reached(torn_payloads.TORN)
+        return written
+
+    monkeypatch.setattr(storage, "INLINE", 100)
+    monkeypatch.setattr(storage, "failpoint", reached)
+    monkeypatch.setattr(os, "pwrite", write_less)
+    for tail, hits in (("is garbage", 2), ("is cut", 1), ("stays", 1)):
+        left[0] = hits
+        with pytest.raises(DeathError):
+            fit(tmp_path, rounds=5, resume=True)
+        end = torn_payloads.acknowledged(tmp_path, most=20)
+        with (tmp_path / "payloads").open("r+b") as stream:
+            if tail == "is cut":
+                stream.truncate(end + (os.fstat(stream.fileno()).st_size - end) // 2)
+            elif tail == "is garbage":
+                stream.seek(end)
+                stream.write(b"garbage" * 500)
+    assert fit(tmp_path, rounds=5, resume=True).fingerprint == clean_run
+    assert (tmp_path / "payloads").stat().st_size == torn_payloads.acknowledged(tmp_path, most=20) > 1000
+
+
+@pytest.mark.slow
+def test_31_processes_killed_around_large_payloads_end_as_if_they_had_not_been():
+    command = [sys.executable, "-m", "experiments.torn_payloads", "3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 kills")
+
+
 # 32: what listens, what is installed
 
 LISTENING = """
@@ -594,3 +661,52 @@ def test_32_a_cluster_that_is_begun_here_listens_to_this_machine_only(tmp_path):
     found = set(done.stdout.split())
     assert found
     assert found <= LOOPBACK
+
+
+def locked(name):
+    """Versions and hashes by package, of a file that pip reads."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        package, *hashes = line.split()
+        name, equals, version = package.partition("==")
+        assert equals, f"{line}: is not pinned"
+        found[name] = (version, hashes)
+    return found
+
+
+@pytest.mark.parametrize("name", ["run", "dev", "engines", "release"])
+def test_32_everything_that_is_installed_is_pinned_by_hash(name):
+    packages = locked(name)
+    for package, (_, hashes) in packages.items():
+        assert hashes, package
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), package
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
+    pins = {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in pins.items()}
+    assert {package: pins.get(package, version) for package, (version, _) in packages.items()} == {
+        package: version for package, (version, _) in packages.items()
+    }
+
+
+def test_32_what_is_pinned_is_what_the_project_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def asked(requirements):
+        names = [re.match(r"[\w.-]+", requirement)[0].lower() for requirement in requirements]
+        return {re.sub(r"[-_.]+", "-", name) for name in names} - {"partita"}
+
+    extras = project["optional-dependencies"]
+    assert asked(project["dependencies"]) | {"setuptools"} <= locked("run").keys()
+    assert locked("run").keys() <= locked("dev").keys() <= locked("engines").keys()
+    assert asked(extras["dev"]) | asked(extras["formulas"]) | asked(extras["arviz"]) <= locked("dev").keys()
+    assert asked(extras["ray"]) | asked(extras["flower"]) <= locked("engines").keys()
+
+
+def test_32_make_installs_nothing_whose_hash_is_not_known():
+    lines = (ROOT / "Makefile").read_text().replace("\\\n", " ").splitlines()
+    installs = [line for line in lines if "$(PIP)" in line]
+    assert len(installs) == 2
+    for part in (part for line in installs for part in line.split("&&")):
+        assert "--require-hashes" in part or "--no-deps --no-build-isolation -e ." in part
+    # Only the search for newer versions goes without.
+    assert [line.split()[0] for line in lines if "pip install" in line] == [".venv-lock/bin/python"]

@@ -84,6 +84,8 @@ def test_functions_of_a_whole_column_are_refused_by_name(term):
         ("y ~ " + "*".join(f"x{i}" for i in range(40)), "more than 10,000 terms"),
         ("y ~ (a + b + c)**99", "more than 10,000 terms"),
         ("y ~ ((a + b)**9)**9", "more than 10,000 terms"),
+        ("y ~ poly(x, 51, raw=True)", "at most 50"),
+        ("y ~ poly(x, 2.5, raw=True)", "whole number"),
         ("y ~ sqrt(x)", "write np.sqrt"),
         ("y ~ round(x)", "write np.round"),
         ("y ~ factor(x)", "C\\(column\\)"),

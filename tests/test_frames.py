@@ -124,3 +124,11 @@ def test_settings_survive_cloning():
     copied = clone(estimator)
     assert copied.get_params() == estimator.get_params()
     assert copied.get_params()["damping"] is not estimator.damping
+
+
+@pytest.mark.parametrize("kind", ["partitioned regressor", "streaming regressor"])
+def test_names_survive_pipelines_whose_steps_give_frames(kind):
+    estimator, y = ESTIMATORS[kind]
+    table = pd.DataFrame(X, columns=NAMES)
+    pipeline = make_pipeline(StandardScaler(), clone(estimator)).set_output(transform="pandas").fit(table, y)
+    assert pipeline[-1].feature_names_in_.tolist() == pipeline.feature_names_in_.tolist() == NAMES

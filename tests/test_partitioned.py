@@ -170,14 +170,19 @@ def test_saved_classifiers_know_their_classes_and_what_was_not_kept(tmp_path):
     X = rng.normal(size=(60, 2))
     y = np.where(X[:, 0] > 0, "ill", "well")
     schedule = pt.schedules.Synchronous(rounds=3)
-    model = pt.PartitionedClassifier(schedule=schedule).fit(X, y, groups=np.arange(60) % 2)
+    settings = {"schedule": schedule, "solver": pt.solvers.FixedPoint()}
+    model = pt.PartitionedClassifier(**settings).fit(X, y, groups=np.arange(60) % 2)
     model.save(tmp_path / "model")
-    with pytest.warns(UserWarning, match="schedule not kept"):
+    with pytest.warns(UserWarning, match=": solver not kept"):
         again = pt.PartitionedClassifier.load(tmp_path / "model")
+    assert again.schedule == schedule
     np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
-    assert pt.PartitionedClassifier.load(tmp_path / "model", schedule=schedule).schedule is schedule
+    assert pt.PartitionedClassifier.load(tmp_path / "model", **settings).solver is settings["solver"]
     assert pt.load(tmp_path / "model").fingerprint == model.result_.fingerprint
+    # The run alone does not know how inputs were scaled.
+    with pytest.raises(InputError, match=r"scales its inputs: use predict of pt\.Partitioned\w+\.load\(path\)"):
+        pt.load(tmp_path / "model").predict(X[:2])
     with pytest.raises(pt.errors.RunMismatch, match="holds a PartitionedClassifier"):
         pt.PartitionedRegressor.load(tmp_path / "model")
     with pytest.warns(UserWarning, match="not refined"):

@@ -4,6 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression
 
 import partita as pt
 from partita.damping import Auto, Fixed, Proposal, as_damping
@@ -18,6 +20,8 @@ from partita.schedules import (
     RandomOrder,
     Sequential,
     Synchronous,
+    from_settings,
+    to_settings,
 )
 
 SITES = 4
@@ -297,7 +301,7 @@ def test_automatic_damping_grows_and_shrinks_with_the_free_energy():
     """Slower again after the first fall, and slower all along where falls are noticed late."""
     policy, shares = Auto().begin(10, True), []
     for free_energy in (-100.0, -50.0, -40.0, -60.0, -55.0, -57.0):
-        policy.observe(free_energy, 1.0)
+        policy.observe(free_energy, 0.5)
         shares.append(share_of(policy))
     grow, regrow = 1.5**0.5, 1.1**0.5
     factors = np.cumprod([0.1, grow, grow, 0.5, regrow, 0.5])
@@ -371,3 +375,49 @@ def test_the_history_says_what_the_ledger_held_back():
     damped = [row for row in history if row["damped"]]
     assert damped
     assert all(0 <= row["accepted"] < row["wanted"] == 1 for row in damped)
+
+
+@pytest.mark.parametrize("posterior", ["full", "mean-field"])
+def test_one_pass_solves_each_local_problem(posterior):
+    """One row, then a hundred: what many rounds over each batch find, and so does scikit-learn over all rows."""
+    generator = np.random.default_rng(0)
+    X = generator.normal(size=(401, 3))
+    y = (X @ [2.0, -1.0, 0.5] + 0.5 * generator.normal(size=401) > 0).astype(int)
+    settings = {"standardise": False, "posterior": posterior}
+    once = pt.PartitionedClassifier(schedule=OnePass(), **settings)
+    often = pt.PartitionedClassifier(schedule=Synchronous(rounds=100), **settings)
+    for model in (once, often):
+        model.partial_fit(X[:1], y[:1], classes=[0, 1])
+        model.partial_fit(X[1:101], y[1:101])
+    np.testing.assert_allclose(once.coef_, often.coef_, rtol=1e-3)
+    assert once.log_evidence_ == pytest.approx(often.log_evidence_, abs=1e-3)
+    reference = LogisticRegression().fit(X[:101], y[:101]).score(X[101:], y[101:])
+    assert once.score(X[101:], y[101:]) == pytest.approx(reference, abs=0.02)
+
+
+def test_one_pass_of_a_network_solves_too():
+    X, y = load_iris(return_X_y=True)
+    order = np.random.default_rng(0).permutation(150)
+    model = pt.PartitionedClassifier([5], schedule=OnePass())
+    model.partial_fit(X[order[:60]], y[order[:60]]).partial_fit(X[order[60:120]], y[order[60:120]])
+    assert model.score(X[order[120:]], y[order[120:]]) > 0.9
+
+
+def test_a_stream_is_solved_batch_by_batch_without_rounds():
+    shards = make_shards(2)
+    linear = pt.models.LinearRegression(features=2, noise=1.0)
+    state = linear
+    for shard in shards:
+        state = pt.partial_fit(state, shard)
+    assert len(state.history) == 2
+    rounds = pt.fit(linear, shards, schedule=Synchronous(rounds=20), damping=1.0)
+    np.testing.assert_allclose(state.posterior.location, rounds.posterior.location, rtol=1e-8)
+    assert state.log_evidence == pytest.approx(rounds.log_evidence, rel=1e-8)
+    assert len(pt.PartitionedClassifier().partial_fit(*shards[0]).history_) == 1
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_schedules_are_stored_as_plain_values(name):
+    schedule = REGISTRY[name]()
+    assert from_settings(to_settings(schedule)) == schedule
+    assert to_settings(None) is None

@@ -45,6 +45,17 @@ def test_plain_lines_elsewhere_and_not_too_many(monkeypatch):
     assert len(told(terminal=False)[0].splitlines()) == 3
 
 
+@pytest.mark.parametrize(("terminal", "words"), [(False, "trial: settled in round 4, of at most 48"), (True, "8/8")])
+def test_a_run_that_settles_early_says_so(terminal, words, monkeypatch):
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    stream = io.StringIO()
+    progress = Progress("trial", Console(file=stream, force_terminal=terminal, width=100))
+    schedule = pt.schedules.Synchronous(rounds=48, settled=1e-6)
+    result = pt.fit(MODEL, SHARDS, schedule=schedule, damping=1.0, callbacks=[progress])
+    assert len(result.history) == 4
+    assert words in stream.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_nothing_if_quiet(terminal, monkeypatch):
     monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)

@@ -1,10 +1,27 @@
 """What a run keeps count of: messages, bytes and seconds; and the free energy, as sites have reported it."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import jax
+import numpy as np
+
+from partita.families import Family
 from partita.ledger import Task, Update
+from partita.models import Hyper
+
+# Of how many reports it is known how far off the first order was; and how many times that the bound is.
+KEPT, SAFETY = 3, 5.0
+SHORTEST = 1e-8
+# A report may be so many times as far from what was expected as gradients differ, and as others' reports are.
+WIDE, UNUSUAL, ROUNDING = 4.0, 20.0, 1e4
+# Beyond this, differences of inner products are no numbers.
+LARGEST = 1e250
+# A site's log likelihood may be so many times that of the median site before its absolute size stops to count.
+PROPORTION = 1e3
 
 
 @dataclass(frozen=True)
@@ -62,78 +79,291 @@ class Tally:
         return work
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where tasks began: a density, its mean, how far the posterior had come, and the hyperparameters."""
+
+    density: Family
+    mean: Any
+    length: float
+    hyper: Hyper
+    # Whether it was not a posterior.
+    astray: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a site said last: E_q[log p] at a place, and its gradient by the mean parameters, as proposed."""
+
+    place: Place
+    value: float
+    change: Family
+    message: Family
+    # ⟨message, μ⟩ at the place; the gradient by the logarithms of hyperparameters.
+    expected: float
+    slopes: Hyper
+    # Whether the site contradicts itself: then its value is not followed to other hyperparameters.
+    doubted: bool = False
+
+    def drift(self, start: Hyper, end: Hyper) -> float:
+        """What a way from some hyperparameters to others makes of the value, to first order."""
+        return sum(slope * math.log(end[name] / start[name]) for name, slope in self.slopes.items())
+
+    def carried(self, hyper: Hyper) -> float:
+        """What these hyperparameters make of the value."""
+        return 0.0 if self.doubted else self.drift(self.place.hyper, hyper)
+
+    def at(self, place: Place) -> float:
+        """The value elsewhere, to first order."""
+        return self.value + inner_product(self.message, place.mean) - self.expected + self.carried(place.hyper)
+
+    def contradiction(self, new: "Report") -> "Contradiction":
+        """How well the site's next report follows from this one: its value lies between what both gradients say.
+
+        That is so wherever the value is convex or concave on the way, and nearly so on any short one. Changes say how
+        far proposals are from gradients.
+        """
+        way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
+        ways = [inner_product(density, way) for density in (self.message, new.message, self.change, new.change)]
+        drifts = [report.drift(self.place.hyper, new.place.hyper) for report in (self, new)]
+        slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3]) + abs(drifts[0] - drifts[1])
+        size = abs(self.value) + abs(new.value)
+        expected = self.value + 0.5 * (ways[0] + ways[1])
+        return Contradiction(
+            expected,
+            abs(new.value - expected - 0.5 * sum(drifts)),
+            WIDE * slack + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
+        )
+
+    def distance(self, length: float, hyper: Hyper) -> float:
+        """How far away something else is: what a first order leaves out is of this order."""
+        return (length - self.place.length) ** 2 + abs(self.carried(hyper))
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """What a report was expected to be, how far from it it is, and how far it may be."""
+
+    expected: float
+    found: float
+    allowed: float
+
+
 @dataclass
 class Evidence:
-    """The free energy of the posterior, estimated from what sites reported last.
+    """The free energy of the posterior, estimated from what sites reported last, and how far off that may be.
 
-    F(q) = Σ_m (E_q[log p(y_m | θ)] - E_q[log t_m(θ)]) + A(q) - A(prior), each site's term as it was where it was last
-    evaluated. A term is stationary there, because a factor is the gradient of its expectation, so the estimate is exact
-    when all sites have just evaluated this posterior, and off by the order of the KL moved since when they have not.
-    Where sites share one factor, that is no longer so once another has changed it: then only rounds of all sites count.
+    F(q) = Σ_m E_q[log p(y_m | θ)] - KL(q ‖ prior). The server knows the second part. Of the first it knows each site's
+    value and gradient where the site's last task began, and follows it from there to first order:
+
+        E_q[log p_m] ≈ E_then[log p_m] + ⟨message_m, μ_q - μ_then⟩
+
+    So the estimate is exact where all sites have just evaluated this posterior, and where likelihoods are linear in the
+    mean parameters. Elsewhere it is off to second order: by a multiple of the squared length of the way since,
+    (Σ √KL)². What that is worth is measured for each site whenever it reports again.
     """
 
     sites: int
-    shared: bool = False
-    terms: dict[int, float] = field(default_factory=dict)
-    total: float = 0.0
+    reports: dict[int, Report] = field(default_factory=dict)
+    asked: dict[int, tuple[Family, Place]] = field(default_factory=dict)
+    # Who has reported since the last time that all had; and whose report was no number.
     fresh: set[int] = field(default_factory=set)
-    # The first terms of sites that reported only after the free energy had been looked at without them.
-    late: float = 0.0
-    compared: bool = False
-    moved: float = 0.0
-    moved_when_sent: dict[int, float] = field(default_factory=dict)
-    moved_when_seen: dict[int, float] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    # The product of the messages of some sites, so that a fold costs the size of one.
+    product: Any = None
+    within: set[int] = field(default_factory=set)
+    length: float = 0.0
+    # How far off the first order was lately, and after which distance.
+    measured: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
+    # How far each site's last value was from what its updates made expect.
+    contradictions: dict[int, float] = field(default_factory=dict)
+    # What is left out where free energies are compared, for each site that has been compared; what values that are
+    # kept are short of.
+    left_out: dict[int, float] = field(default_factory=dict)
+    offsets: dict[int, float] = field(default_factory=dict)
 
-    def sent(self, sites: Sequence[int]) -> None:
-        self.moved_when_sent.update(dict.fromkeys(sites, self.moved))
+    def place(self, density: Family, mean: Any, hyper: Hyper, astray: float = 0.0) -> Place:
+        """Where tasks begin, so many nats away from the posterior."""
+        return Place(density, mean, self.length - math.sqrt(max(astray, 0.0)), hyper, astray > 0)
 
-    def report(self, updates: Sequence[Update]) -> None:
-        """Before a fold: each site's term with the factor that it still has."""
-        if self.shared:
-            self.terms.clear()
-            self.fresh.clear()
-            self.total = 0.0
-        for update in updates:
-            term = update.expected_log_prob - update.expected_log_factor
-            if self.compared and not self.shared and update.site not in self.terms:
-                self.late += term
-            self._set(update.site, term)
-            self.moved_when_seen[update.site] = self.moved_when_sent.pop(update.site)
-            self.fresh.add(update.site)
+    def sent(self, tasks: Sequence[Task], place: Place) -> None:
+        self.asked.update({task.site: (task.factor, place) for task in tasks})
 
-    def folded(self, sites: Sequence[int], expected_log_changes: Sequence[float], change: float) -> None:
-        """After a fold: the factors have changed, and the posterior has moved."""
-        for site, expected in zip(sites, expected_log_changes, strict=True):
-            self._set(site, self.terms[site] - expected)
-        self.moved += change
+    def report(self, updates: Sequence[Update], distrusted: Container[int] = ()) -> dict[int, str]:
+        """Before a fold: what sites say of where their tasks began. Gives whose word was not taken, and why.
+
+        Those who are distrusted have hyperparameters' gradients that cannot be.
+
+        Automatic damping looks at the sum of values: one that does not follow from the site's own updates would hold
+        all sites back, or drive them on. What follows is put in its place.
+        """
+        new = {update.site: self._read(update) for update in updates}
+        reports = {site: report for site, report in new.items() if report is not None}
+        self.failed = (self.failed - set(new)) | (set(new) - set(reports))
+        self.fresh.update(new)
+        found = {
+            site: self.reports[site].contradiction(report) for site, report in reports.items() if site in self.reports
+        }
+        self.contradictions.update({site: one.found for site, one in found.items()})
+        doubted = {}
+        for site, report in reports.items():
+            if site in found and found[site].found > found[site].allowed + UNUSUAL * self._usual_contradiction(site):
+                doubted[site] = (
+                    f"its log likelihood, {report.value:.6g}, does not follow from its updates, which make it near "
+                    f"{found[site].expected:.6g}"
+                )
+                self._keep(site, replace(report, value=found[site].expected, doubted=True), measure=False)
+            else:
+                self._keep(site, replace(report, doubted=site in distrusted))
+        return doubted
+
+    def distrust(self, site: int, factor: Family) -> None:
+        """Nothing that a site proposed is followed any more: its factor stands for its gradient."""
+        if site in self.reports:
+            self._take_out(site)
+            old = self.reports[site]
+            change = jax.tree.map(np.zeros_like, factor)
+            expected = inner_product(factor, old.place.mean)
+            self.reports[site] = replace(old, change=change, message=factor, expected=expected, doubted=True)
+
+    def _read(self, update: Update) -> Report | None:
+        """A report; none, where a site says that there is no number."""
+        factor, place = self.asked.pop(update.site)
+        if not math.isfinite(update.expected_log_prob):
+            return None
+        value = update.expected_log_prob - self.offsets.get(update.site, 0.0)
+        message = factor * update.change
+        slopes = {name: slope * place.hyper[name] for name, slope in update.hyper_gradient.items()}
+        expected = inner_product(message, place.mean)
+        if not abs(expected) <= LARGEST:
+            return None
+        return Report(place, value, update.change, message, expected, slopes)
+
+    def _usual_contradiction(self, site: int) -> float:
+        """What others' values are off by: noise, where expectations are sampled. Of nobody else, nothing is unusual."""
+        others = [found for other, found in self.contradictions.items() if other != site]
+        return float(np.median(others)) if others else math.inf
+
+    def _keep(self, site: int, new: Report, measure: bool = True) -> None:
+        """In place of the site's last report, which says what a first order is worth."""
+        old = self.reports.get(site)
+        if old is not None:
+            self._take_out(site)
+            distance = old.distance(new.place.length, new.place.hyper)
+            # After a shorter way rounding is all that is measured.
+            if measure and distance > SHORTEST * (1 + abs(new.value)) and not old.place.astray:
+                error = abs(new.value - old.at(new.place))
+                self.measured.setdefault(site, deque(maxlen=KEPT)).append((error, distance))
+        self.reports[site] = new
+
+    def _take_out(self, site: int) -> None:
+        if site in self.within:
+            self.within.remove(site)
+            self.product = jax.tree.map(lambda total, own: total - own, self.product, self.reports[site].message)
+
+    def moved(self, divergence: float) -> None:
+        """After a fold: how far the posterior has moved."""
+        self.length += math.sqrt(max(divergence, 0.0))
 
     def retired(self, site: int) -> None:
-        """A site's factor has been divided out: it has no term any more."""
-        self._set(site, 0.0)
+        """A site's factor has been divided out: its data count no more."""
+        self._take_out(site)
+        self.reports.pop(site, None)
+        self.left_out.pop(site, None)
+        self.offsets.pop(site, None)
 
-    def _set(self, site: int, term: float) -> None:
-        self.total += term - self.terms.get(site, 0.0)
-        self.terms[site] = term
+    def expected_log_prob(self, now: Place) -> float:
+        """Σ_m E_q[log p(y_m | θ)] of those who have reported."""
+        return self._sum(now, {site: -offset for site, offset in self.offsets.items()})
 
-    def estimate(self, log_partitions: float) -> float | None:
-        """F(q), given A(q) - A(prior); None until every site has reported."""
-        return self.total + log_partitions if len(self.terms) == self.sites else None
-
-    def comparable(self, log_partitions: float) -> float | None:
-        """F(q) for the data of those who have reported, up to a constant: it does not fall because somebody joins."""
-        if self.shared:
-            return self.estimate(log_partitions)
-        self.compared = True
-        return self.total - self.late + log_partitions
+    def _sum(self, now: Place, left_out: Mapping[int, float]) -> float:
+        # Values that are of this very place are exact, and so is their sum.
+        elsewhere = [site for site, report in self.reports.items() if report.place.density is not now.density]
+        for site in elsewhere:
+            if site not in self.within:
+                own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.reports[site].message)
+                self.product = own if not self.within else jax.tree.map(np.add, self.product, own)
+                self.within.add(site)
+        values = [report.value - left_out.get(site, 0.0) for site, report in self.reports.items()]
+        ways = [report.carried(now.hyper) for report in self.reports.values()]
+        if elsewhere:
+            ways.append(inner_product(self.product, now.mean))
+            ways += [-self.reports[site].expected for site in elsewhere]
+        return total(values + ways)
 
     def is_complete(self, away: Iterable[int] = ()) -> bool:
         """Whether every site has reported since the last time that this was true, but for those that cannot."""
         if not self.fresh or len(self.fresh.union(away)) < self.sites:
             return False
         self.fresh.clear()
-        self.total = math.fsum(self.terms.values())
+        self.within.clear()
         return True
 
-    @property
-    def uncertainty(self) -> float:
-        return self.moved - min(self.moved_when_seen.values(), default=self.moved)
+    def has_all(self, retired: Iterable[int] = ()) -> bool:
+        return len(self.reports) + len(set(retired)) == self.sites
+
+    def comparable(self, now: Place) -> float:
+        """As `expected_log_prob`, up to a constant that makes it not fall because somebody joins.
+
+        No number, if most sites say that there is none.
+        """
+        if 2 * len(self.failed) > self.sites:
+            return math.nan
+        first = not self.left_out
+        if first:
+            self._set_offsets()
+        for site, report in self.reports.items():
+            if site not in self.left_out:
+                self.left_out[site] = 0.0 if first else report.at(now)
+        return self._sum(now, self.left_out)
+
+    def _set_offsets(self) -> None:
+        """Keep apart what is out of all proportion to the others' values: beside it no sum would show what they do."""
+        usual = PROPORTION * float(np.median([abs(report.value) for report in self.reports.values()]))
+        for site, report in self.reports.items():
+            known = min(max(report.value, -usual), usual)
+            if known != report.value:
+                self.offsets[site] = report.value - known
+                self.reports[site] = replace(report, value=known)
+
+    def error_bound(self, now: Place) -> float:
+        """How far `expected_log_prob` may be off.
+
+        What the first order left out before, lately: quadratic in the length of a longer way, and of a shorter one no
+        less than linear, because after a leap the error has stopped to grow as it did.
+        """
+
+        def error(known: Sequence[tuple[float, float]], distance: float) -> float:
+            return max(found * max(ratio, math.sqrt(ratio)) for found, far in known for ratio in (distance / far,))
+
+        return SAFETY * self._error(now, error)
+
+    def likely_error(self, now: Place) -> float:
+        """The same, by no more than the latest report."""
+        return self._error(now, lambda known, distance: known[-1][0] * distance / known[-1][1])
+
+    def _error(self, now: Place, error: Callable[[Sequence[tuple[float, float]], float], float]) -> float:
+        distances = {
+            site: report.distance(now.length, now.hyper)
+            for site, report in self.reports.items()
+            if report.place.density is not now.density
+        }
+        return math.fsum(
+            error(self.measured[site], distance) if site in self.measured else distance
+            for site, distance in distances.items()
+        )
+
+
+def inner_product(natural: Any, mean: Any) -> float:
+    """⟨η, μ⟩ on the host, in double precision: differences of such numbers are small beside them."""
+    pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return sum(float(np.vdot(np.asarray(a, np.float64), np.asarray(b, np.float64))) for a, b in pairs)
+
+
+def total(values: Sequence[float]) -> float:
+    """Their sum, to the last digit; no number, where there is none."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan

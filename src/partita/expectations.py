@@ -1,4 +1,4 @@
-"""E_q[log p(y_n | θ)], one number per row: six ways, and which one fits a model.
+"""E_q[log p(y_n | θ)], one number per row: seven ways, and which one fits a model.
 
 Each takes the density as it is differentiated: a family, or a Gaussian's mean parameters, which know their
 location, covariance and draws just as well.
@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from partita.checks import check_count
 from partita.errors import InputError
@@ -23,8 +24,8 @@ from partita.shards import Shard
 
 # Keeps the derivative of a square root finite where a predictor does not vary at all.
 TINY = 1e-30
-# Up to how many parameters Hessians are worth their price; and how many copies of the data are looked at together, in
-# numbers.
+# Up to how many parameters Hessians, and gradients at many points, are worth their price; and how many copies of the
+# data are looked at together, in numbers.
 MOST_CURVED = 300
 NUMBERS_AT_ONCE = 200_000
 
@@ -248,35 +249,39 @@ class ExpectedSlope(Expectation):
         check_count("ExpectedSlope: ", points=self.points)
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
-        values = _mapped(lambda theta: model.log_prob(theta, data, hyper), _placed(q, self.points), data)
+        whole = ravel_pytree(q.location)[1]
+        values = _mapped(lambda theta: model.log_prob(whole(theta), data, hyper), _placed(q, self.points), data)
         return jnp.mean(values, axis=0)
 
     def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+        m, whole = ravel_pytree(q.location)
+
         def value(theta: Array) -> Array:
-            rows = model.log_prob(theta, shard.data, hyper)
+            rows = model.log_prob(whole(theta), shard.data, hyper)
             return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
 
         placed = _placed(q, self.points)
         values, slopes = _mapped(jax.value_and_grad(value), placed, shard.data)
-        found, gradient, apart = jnp.mean(values), jnp.mean(slopes, axis=0), placed - q.location
-        if isinstance(q, MeanField):
-            curvature = jnp.mean((slopes - gradient) * apart, axis=0) / q.variance
-            return found, MeanField(gradient - curvature * q.location, -curvature)
+        found, gradient = jnp.mean(values), jnp.mean(slopes, axis=0)
         # Σ (θ - m) is zero but for rounding, which a steep mean slope would make large.
-        H = (slopes - gradient).T @ apart @ q.precision / len(placed)
+        apart, bent = placed - m, slopes - gradient
+        if isinstance(q, MeanField):
+            curvature = jnp.mean(bent * apart, axis=0) / ravel_pytree(q.variance)[0]
+            return found, MeanField(whole(gradient - curvature * m), whole(-curvature))
+        H = bent.T @ apart @ q.precision / len(placed)
         # What the likelihood does not look at has no curvature, with anything.
         seen = jnp.any(slopes != 0, axis=0)
         H = jnp.where(seen & seen[:, None], 0.5 * (H + H.T), 0)
-        return found, Gaussian(gradient - H @ q.location, -H)
+        return found, Gaussian(gradient - H @ m, -H)
 
 
 def _placed(q: Any, number: int) -> Array:
-    """Points with the mean and the covariance of q."""
-    m = q.location
+    """Points with the mean and the covariance of q, each as one vector."""
+    m = ravel_pytree(q.location)[0]
     points = jnp.asarray(white_points(number, m.shape[0]), m.dtype)
-    if isinstance(q, MeanField | MeanField.Mean):
-        return m + jnp.sqrt(q.variance) * points
-    return m + points @ jnp.linalg.cholesky(q.covariance).T
+    if isinstance(q, Gaussian | Gaussian.Mean):
+        return m + points @ jnp.linalg.cholesky(q.covariance).T
+    return m + jnp.sqrt(ravel_pytree(q.variance)[0]) * points
 
 
 def _mapped(function: Callable[[Array], Any], points: Array, data: Any) -> Any:
@@ -289,7 +294,9 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
     """The best expectation that a model allows, or the wanted one if it is possible."""
     gaussian = isinstance(prior, Gaussian | MeanField)
     leaves = jax.tree.leaves(prior)
-    vector = gaussian and len(leaves) == 2 and leaves[0].ndim == 1 and leaves[0].size <= MOST_CURVED
+    numbers = leaves[0].size if isinstance(prior, Gaussian) else sum(leaf.size for leaf in leaves) // 2
+    few = numbers <= MOST_CURVED
+    vector = gaussian and len(leaves) == 2 and leaves[0].ndim == 1 and few
     if wanted is None:
         if model.closed_form:
             return ClosedForm()
@@ -297,9 +304,9 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
             return GaussNewton()
         if model.projected and gaussian:
             return GaussHermite() if model.outputs == 1 else LocalReparameterisation()
-        if vector:
-            return ExpectedHessian() if model.smooth else ExpectedSlope()
-        return MonteCarlo()
+        if model.drawn or not (gaussian and few):
+            return MonteCarlo()
+        return ExpectedHessian() if model.smooth and vector else ExpectedSlope()
     problem = None
     if isinstance(wanted, ClosedForm) and not model.closed_form:
         problem = "the model has no closed form"
@@ -309,8 +316,10 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
         problem = "networks draw afresh: say fixed=False"
     elif isinstance(wanted, GaussNewton) and not model.layered:
         problem = "it needs a network of dense layers"
-    elif isinstance(wanted, ExpectedHessian | ExpectedSlope) and not vector:
+    elif isinstance(wanted, ExpectedHessian) and not vector:
         problem = f"it needs a Gaussian posterior over a vector of at most {MOST_CURVED} numbers"
+    elif isinstance(wanted, ExpectedSlope) and not (gaussian and few):
+        problem = f"it needs a Gaussian posterior over at most {MOST_CURVED} numbers"
     elif isinstance(wanted, LocalReparameterisation) and not (
         model.layered or (model.projected and gaussian and model.outputs > 1)
     ):

@@ -116,7 +116,7 @@ def read_json(path: str | os.PathLike, most: int = MOST_NOTES) -> dict[str, Any]
 
 def _checked(status: os.stat_result, most: int) -> int:
     if stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EISDIR, "is a folder")
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file")
     if status.st_size > most:

@@ -21,6 +21,9 @@ from partita.ledger import Update
 from partita.models import AbstractModel, Hyper
 from partita.runtime import on_host, precision
 
+# A site's slope by the logarithm of a hyperparameter may be so many times the size of what all others report.
+PROPORTION = 1e3
+
 
 @dataclass(frozen=True)
 class LearnHyper:
@@ -64,7 +67,10 @@ class HyperLearner:
         self.names = tuple(settings.names) or tuple(self.hyper)
         # How much the free energy is expected to have changed with the last step.
         self.gain = 0.0
+        # By the logarithms, where sites were asked. Of a site that is away, the latest share stands for its data, as
+        # its factor does in the posterior.
         self._shares: dict[int, Hyper] = {}
+        self._values: dict[int, float] = {}
         self._optimiser = optax.rprop(settings.first_step, min_step_size=1e-9, max_step_size=settings.largest_step)
         with precision(model.dtype):
             self._state = self._optimiser.init(self._logarithms())
@@ -75,15 +81,41 @@ class HyperLearner:
     def _logarithms(self) -> Hyper:
         return {name: np.log(value) for name, value in self._arrays().items() if name in self.names}
 
-    def add(self, updates: Sequence[Update]) -> None:
+    def add(self, updates: Sequence[Update]) -> dict[int, str]:
+        """Keep what sites say. Gives whose gradients are out of all proportion.
+
+        Logarithms of hyperparameters change a log likelihood by about its own size, of data like the others'.
+        """
         for update in updates:
-            self._shares[update.site] = update.hyper_gradient
+            self._shares[update.site] = {n: float(g) * self.hyper[n] for n, g in update.hyper_gradient.items()}
+            self._values[update.site] = update.expected_log_prob
+        return {
+            update.site: f"its gradient by {name}, {update.hyper_gradient[name]:.3g}, is out of all proportion to the "
+            "others' and was left out"
+            for update in updates
+            for name in self.names
+            if self._exceeds(update.site, name)
+        }
+
+    def _exceeds(self, site: int, name: str) -> bool:
+        others = [other for other in self._shares if other != site]
+        if not others or site not in self._shares:
+            return False
+        usual = sum(abs(self._shares[other][name]) + abs(self._values[other]) for other in others)
+        return abs(self._shares[site][name]) > PROPORTION * (1 + usual)
+
+    def forget(self, site: int) -> None:
+        """A site's share does not count any more."""
+        self._shares.pop(site, None)
 
     def gradient(self, posterior: Family) -> Hyper:
         """dF/dε from the sites' shares and the prior's own."""
         with precision(self.model.dtype):
             prior = _prior_gradient(self.model, self._arrays(), posterior)
-        return {n: sum(float(s[n]) for s in self._shares.values()) + float(prior[n]) for n in self.names}
+        for site in [site for site in self._shares if any(self._exceeds(site, name) for name in self.names)]:
+            self.forget(site)
+        shares = [self._shares[site] for site in sorted(self._shares)]
+        return {n: sum(share[n] for share in shares) / self.hyper[n] + float(prior[n]) for n in self.names}
 
     def _prior_slope(self, name: str) -> float:
         """d log p(log ε) / d log ε."""
@@ -93,7 +125,6 @@ class HyperLearner:
     def step(self, posterior: Family) -> Hyper:
         """One step uphill on log ε."""
         gradient = self.gradient(posterior)
-        self._shares.clear()
         slopes = {
             name: np.asarray(gradient[name] * self.hyper[name] + self._prior_slope(name), self.model.dtype)
             for name in self.names

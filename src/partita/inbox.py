@@ -1,6 +1,7 @@
 """Between engine and loop: what comes from sites is checked, written down, and handed on once."""
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -9,7 +10,13 @@ from partita.errors import MalformedUpdate, NotOutstanding, RunMismatch, StaleUp
 from partita.ledger import Ledger, Task, Update
 from partita.limits import Limits
 from partita.messages import Arrival, Notice, NoticeKind
+from partita.solvers import Outcome
 from partita.storage import Journal, reached
+
+# Sizes that nobody can have meant: their sums and products are no numbers any more.
+LARGEST = 1e290
+# How many tasks in a row may come to nothing, for each site of a run.
+FRUITLESS = 500
 
 
 class Inbox:
@@ -32,6 +39,12 @@ class Inbox:
         self._written: Future[None] | None = None
         self.replaying = False
         self.refused: list[UpdateRefused] = []
+        # What came together is handed on one by one, as it will be on resume.
+        self._taken: deque[Arrival] = deque()
+        # What the run has decided while it was replayed, and the journal may hold further on.
+        self._decided: list[Notice] = []
+        # How many tasks in a row have come to nothing.
+        self._fruitless = 0
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         if self._next is None:
@@ -39,15 +52,22 @@ class Inbox:
         else:
             self._held.update({task.site: (task, at) for task in tasks})
 
-    def collect(self, arrived: Mapping[int, Update]) -> list[Arrival]:
+    def collect(self, arrived: Mapping[int, Update]) -> Arrival:
         """Wait for something new, given what has arrived and is not folded yet."""
-        self.settle()
-        if self._next is not None:
-            return [self._replayed()]
+        while not self._taken:
+            self.settle()
+            if self._next is not None:
+                self._replay()
+            else:
+                self._receive(arrived)
+        return self._taken.popleft()
+
+    def _receive(self, arrived: Mapping[int, Update]) -> None:
         self.replaying = False
-        taken: list[Arrival] = [Notice(site, "back", "the run was resumed") for site in self._gone]
-        self._gone.clear()
-        waiting = set(arrived)
+        taken: list[Arrival] = [*self._decided, *(Notice(site, "back", "the run was resumed") for site in self._gone)]
+        decided = len(self._decided)
+        self._decided, self._gone = [], {}
+        waiting, ended = set(arrived), set()
         while not taken:
             arrivals = self._engine.collect()
             if not arrivals:
@@ -55,14 +75,39 @@ class Inbox:
             for arrival in arrivals:
                 if isinstance(arrival, Update) and arrival.site in waiting:
                     self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
+                elif isinstance(arrival, Update) and arrival.site in ended:
+                    self.refused.append(NotOutstanding(arrival.site, "its task had been withdrawn"))
                 elif (good := self._checked(arrival)) is not None:
                     taken.append(good)
                     if isinstance(good, Update):
                         waiting.add(good.site)
+                    elif good.ends_task:
+                        ended.add(good.site)
+                    self._count(good)
         if self._journal is not None:
             self._written = self._writer.submit(self._journal.append, taken)
         reached("before fold")
-        return taken
+        self._taken.extend(taken[decided:])
+
+    def _count(self, arrival: Arrival) -> None:
+        """Sites that say they can work, and then do not, must not keep a run going for ever."""
+        if isinstance(arrival, Update):
+            self._fruitless = 0
+            return
+        self._fruitless += arrival.kind in ("away", "dropped")
+        if self._fruitless > FRUITLESS * self._ledger.sites:
+            raise Stalled(
+                f"{self._fruitless} tasks in a row came to nothing, the last one of site {arrival.site} "
+                f"({arrival.reason or arrival.kind}); the run can be resumed"
+            )
+
+    def decide(self, notice: Notice) -> None:
+        """The run itself has something to say of a site: it is in the journal, after what led to it."""
+        if self._next is not None:
+            self._decided.append(notice)
+        elif self._journal is not None:
+            self.settle()
+            self._written = self._writer.submit(self._journal.append, [notice])
 
     def settle(self) -> None:
         """Wait until everything is on disk that was handed on; an error, if it cannot be."""
@@ -78,10 +123,24 @@ class Inbox:
     def close(self) -> None:
         self._writer.shutdown()
 
-    def _replayed(self) -> Arrival:
+    def _replay(self) -> None:
         arrival, self._next = self._next, next(self._recorded, None)
         assert arrival is not None
         self.replaying = True
+        known = [notice for notice in self._decided if _is_same(notice, arrival)]
+        if known:
+            # It has taken effect where it was decided.
+            self._decided.remove(known[0])
+        else:
+            self._taken.append(arrival)
+            self._answered(arrival)
+        if self._next is None:
+            for task, at in self._held.values():
+                self._engine.submit([task], at)
+            self._held.clear()
+
+    def _answered(self, arrival: Arrival) -> None:
+        """What was recorded answers a task that is held back."""
         if isinstance(arrival, Notice):
             self._gone.pop(arrival.site, None)
             if arrival.kind == "away":
@@ -90,11 +149,6 @@ class Inbox:
             held = self._held.pop(arrival.site, None)
             if held is None and isinstance(arrival, Update):
                 raise RunMismatch(f"site {arrival.site}: the journal holds an update that this run did not ask for")
-        if self._next is None:
-            for task, at in self._held.values():
-                self._engine.submit([task], at)
-            self._held.clear()
-        return arrival
 
     def _checked(self, arrival: Arrival) -> Arrival | None:
         """What is taken: an update that is good, or what follows from one that is not; nothing, if nobody asked."""
@@ -102,6 +156,7 @@ class Inbox:
             return arrival
         try:
             self._ledger.check([arrival])
+            _check_numbers(arrival)
             self._check_hyper(arrival)
             self._limits.check_age(arrival, self._ledger.version)
         except UpdateRefused as error:
@@ -115,7 +170,7 @@ class Inbox:
 
     def _check_hyper(self, update: Update) -> None:
         for name in self._learnt:
-            if not math.isfinite(update.hyper_gradient.get(name, math.nan)):
+            if not abs(update.hyper_gradient.get(name, math.nan)) <= LARGEST:
                 raise MalformedUpdate(update.site, f"hyper: the gradient of {name} is missing, or not finite")
 
     def _with_receipt(self, update: Update, error: NotOutstanding) -> NotOutstanding:
@@ -129,3 +184,21 @@ class Inbox:
             raise RunMismatch(
                 "the journal holds more updates than the schedule asks for: raise its rounds, passes or updates"
             )
+
+
+def _is_same(notice: Notice, arrival: Arrival) -> bool:
+    """Whether they say the same, in whatever words."""
+    return isinstance(arrival, Notice) and (notice.site, notice.kind) == (arrival.site, arrival.kind)
+
+
+def _check_numbers(update: Update) -> None:
+    """Each number that an update carries is one, and none that nobody can have meant."""
+    failed = Outcome(update.outcome) is Outcome.NOT_FINITE
+    for name in ("expected_log_prob", "expected_log_factor", "expected_log_change", "seconds", "finished_at"):
+        value = getattr(update, name)
+        if failed and name.startswith("expected"):
+            continue  # the site says so itself, and its report is not counted
+        if not abs(value) <= LARGEST:
+            raise MalformedUpdate(update.site, f"{name}: expected a finite number, got {value}")
+    if update.seconds < 0:
+        raise MalformedUpdate(update.site, f"seconds: expected no negative number, got {update.seconds}")

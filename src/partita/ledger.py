@@ -3,7 +3,8 @@
     posterior = prior × ∏ factors
 
 An update replaces a site's factor. `fold` takes the changes of one or several sites at once and accepts the
-largest share of them that keeps the posterior, and every site's cavity, proper. Nothing changes when it refuses.
+largest share of them that keeps the posterior, and every site's cavity, proper. Where not all can be taken whole, each
+site has its own share, so that one cannot hold back the others. Nothing changes when it refuses.
 
 `SharedLedger` keeps one factor for all sites instead, so that its size does not depend on how many there are.
 """
@@ -102,6 +103,24 @@ def unchanged(changes: Family, factors: Family) -> Family:
     return changes
 
 
+def anywhere(posterior: Family) -> bool:
+    return True
+
+
+def scaled(stack: Family, shares: Any) -> Family:
+    """Each row of a stack to the power of its own share."""
+    shares = np.asarray(shares)
+    if np.all(shares == 1):
+        return stack
+
+    def rows(leaf: np.ndarray) -> np.ndarray:
+        # Nothing of what is too large to be a number is nothing.
+        weights = shares.reshape(-1, *[1] * (leaf.ndim - 1)).astype(leaf.dtype)
+        return np.where(weights == 0, 0, leaf * weights).astype(leaf.dtype)
+
+    return jax.tree.map(rows, stack)
+
+
 class Ledger:
     """prior × ∏ factors, with who is working on what. Factors are kept stacked, one row per site."""
 
@@ -188,11 +207,15 @@ class Ledger:
         updates: Sequence[Update],
         temper: Callable[[Family, Family], Family] = unchanged,
         checked: bool = False,
-    ) -> float:
+        allowed: Callable[[Family], bool] = anywhere,
+        least: float = 0.0,
+    ) -> np.ndarray:
         """Apply updates together, after a damping policy has tempered their changes, given those sites' factors.
 
-        With `checked`, their values have been looked at before. Returns the share of the tempered changes that was
-        accepted.
+        With `checked`, their values have been looked at before. `allowed` says whether the posterior may become what
+        it would; if not, less is taken. Of a change of which less than `least` can be taken, nothing is.
+
+        Returns the share of each site's tempered change that was accepted.
         """
         sites = [update.site for update in updates]
         if len(set(sites)) < len(sites):
@@ -200,14 +223,13 @@ class Ledger:
             raise NotOutstanding(twice, "several updates of one site in one fold")
         proposed = self.check(updates, values=not checked)
         with np.errstate(over="ignore", invalid="ignore"):
-            changes = temper(proposed, self._own(sites))
-            share = self._apply(sites, changes, _product(changes))
+            shares = self._apply(sites, temper(proposed, self._own(sites)), allowed, least)
         for site in sites:
             del self.outstanding[site]
         self.version += len(updates)
         for site in sorted(self.leaving):
             self.retire(site)
-        return share
+        return shares
 
     def check(self, updates: Sequence[Update], values: bool = True) -> Family:
         """Refuse updates that answer nothing or are malformed; their changes, stacked."""
@@ -217,6 +239,14 @@ class Ledger:
         if values:
             self._check_values([update.site for update in updates], proposed)
         return proposed
+
+    def takes(self, change: Family, least: float) -> bool:
+        """Whether the posterior stays proper with that share of a change."""
+        if least == 0:
+            return True
+        with np.errstate(over="ignore", invalid="ignore"):
+            start, end = self.posterior.cone(), (self.posterior * change).cone()
+            return admissible_share(start, end, self._floor_with(end)) >= least
 
     def release(self, site: int) -> None:
         """Nothing is expected of a site any more; what it had been asked for comes to nothing."""
@@ -231,14 +261,13 @@ class Ledger:
         self.release(site)
         self.retired.add(site)
         own = jax.tree.map(np.copy, self._own([site]))
-        change = own**-1.0
-        share = self._apply([site], change, _product(change))
+        (share,) = self._apply([site], own**-1.0)
         if share == 1:
             self._store([site], jax.tree.map(np.zeros_like, own))
             self.leaving.discard(site)
         else:
             self.leaving.add(site)
-        return share
+        return float(share)
 
     def replace_prior(self, prior: Family) -> bool:
         """Put another prior in place, if the posterior and every cavity stay proper; says whether it did."""
@@ -281,20 +310,72 @@ class Ledger:
     def _name(self, leaf: int) -> str:
         return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(self.prior)[leaf][0])
 
-    def _apply(self, sites: list[int], changes: Family, total: Family) -> float:
-        """q ← q × total^ρ and t_m ← t_m × change_m^ρ, with the largest ρ that keeps everything proper."""
+    def _apply(
+        self,
+        sites: list[int],
+        changes: Family,
+        allowed: Callable[[Family], bool] = anywhere,
+        least: float = 0.0,
+    ) -> np.ndarray:
+        """t_m ← t_m × change_m^ρ_m and q ← q × their product, with shares that keep everything proper."""
+        shares, total = np.ones(len(sites)), _product(changes)
+        share = self._share(sites, changes, total)
+        if share < 1 and len(sites) > 1:
+            shares = self._own_shares(sites, changes, least)
+            changes = scaled(changes, shares)
+            total = _product(changes)
+            share = self._share(sites, changes, total)
+        return shares * self._take(sites, changes, total, 0.0 if share < least else share, allowed)
+
+    def _share(self, sites: list[int], changes: Family, total: Family) -> float:
+        """The largest share of all changes that keeps the posterior and every cavity proper."""
         start, end = self.posterior.cone(), (self.posterior * total).cone()
-        self._floor = larger(self._floor, rounding_floor(end))
-        share = admissible_share(start, end, self._floor)
+        floor = self._floor_with(end)
+        share = admissible_share(start, end, floor)
         if len(sites) > 1:
             cavities = self._cavities(sites, self.posterior, self._own(sites))
             moved = jax.tree.map(lambda c, everyone, own: c + (everyone - own), cavities, total, changes)
-            share = min(share, admissible_share(cavities.cone(), moved.cone(), self._floor))
-        others = len(sites) < self.sites
-        if others:
+            share = min(share, admissible_share(cavities.cone(), moved.cone(), floor))
+        if len(sites) < self.sites:
             share = min(share, self._others_share(sites, start, end))
-        weakest = self._bound() if others else None
-        share, self.posterior, cavities = self._verified(sites, changes, total, share)
+        return share
+
+    def _floor_with(self, end: Cone) -> Cone:
+        return larger(self._floor, rounding_floor(end))
+
+    def _own_shares(self, sites: list[int], changes: Family, least: float) -> np.ndarray:
+        """For each site the share of its own change that could be taken as often as there are changes.
+
+        Their average is then proper, because where densities are proper is convex; so is what all of them make
+        together, and nobody is held back for what another proposes.
+        """
+        everybody = list(range(self.sites))
+        cavities = self._cavities(everybody, self.posterior, self._own(everybody))
+        shares = [
+            self._own_share(site, change ** len(sites), cavities)
+            for site, change in zip(sites, rows_of(changes), strict=True)
+        ]
+        return np.array([0.0 if share < least else share for share in shares])
+
+    def _own_share(self, site: int, change: Family, cavities: Family) -> float:
+        start, end = self.posterior.cone(), (self.posterior * change).cone()
+        floor = self._floor_with(end)
+        share = admissible_share(start, end, floor)
+        if self.sites > 1:
+            # A site's own cavity does not move with it.
+            others = jax.tree.map(lambda a: np.delete(a, site, axis=0), cavities)
+            moved = jax.tree.map(lambda a, b: a + b, others, change)
+            share = min(share, admissible_share(others.cone(), moved.cone(), floor))
+        return share
+
+    def _take(
+        self, sites: list[int], changes: Family, total: Family, share: float, allowed: Callable[[Family], bool]
+    ) -> float:
+        """Take this share of all changes, or less if need be; keep the bound of all cavities up to date."""
+        start = self.posterior.cone()
+        weakest = self._bound() if len(sites) < self.sites else None
+        share, self.posterior, cavities = self._verified(sites, changes, total, share, allowed)
+        self._floor = self._floor_with(self.posterior.cone())
         if weakest is not None:
             weakest = shifted(weakest, start, self.posterior.cone())
             own = (cavity.cone() for cavity in rows_of(cavities))
@@ -302,8 +383,10 @@ class Ledger:
         self._weakest = weakest
         return share
 
-    def _verified(self, sites: list[int], changes: Family, total: Family, share: float) -> tuple[float, Family, Family]:
-        """Write the factors as they come out after rounding; less is taken until what changed is proper.
+    def _verified(
+        self, sites: list[int], changes: Family, total: Family, share: float, allowed: Callable[[Family], bool]
+    ) -> tuple[float, Family, Family]:
+        """Write the factors as they come out after rounding; less is taken until what changed is proper and allowed.
 
         Gives the share, the posterior, and these sites' cavities.
         """
@@ -313,7 +396,8 @@ class Ledger:
             new = old * (changes if share == 1 else changes**share)
             cavities = self._cavities(sites, posterior, new)
             finite = all(map(_is_finite, jax.tree.leaves((posterior, cavities))))
-            if finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone()):
+            proper = finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone())
+            if proper and allowed(posterior):
                 self._store(sites, new)
                 return share, posterior, cavities
             share /= 2
@@ -346,11 +430,12 @@ class Ledger:
     def _others_share(self, sites: list[int], start: Cone, end: Cone) -> float:
         """For the cavities of all other sites: by the bound, and exactly only where the bound does not do."""
         bound = self._bound()
-        share = 0.0 if bound is None else admissible_share(bound, shifted(bound, start, end), self._floor)
+        floor = self._floor_with(end)
+        share = 0.0 if bound is None else admissible_share(bound, shifted(bound, start, end), floor)
         if share < 1:
             mine = set(sites)
             cones = [self.cavity(site).cone() for site in range(self.sites) if site not in mine]
-            share = min(admissible_share(cone, shifted(cone, start, end), self._floor) for cone in cones)
+            share = min(admissible_share(cone, shifted(cone, start, end), floor) for cone in cones)
             self._weakest = lower_bound(cones)
         return share
 
@@ -394,11 +479,18 @@ class SharedLedger(Ledger):
         share = 1 / self.sites
         return _repeated(self.prior**share * posterior ** (1 - share), len(sites))
 
-    def _apply(self, sites: list[int], changes: Family, total: Family) -> float:
+    def _share(self, sites: list[int], changes: Family, total: Family) -> float:
         end = (self.posterior * total).cone()
-        self._floor = larger(self._floor, rounding_floor(end))
-        share = admissible_share(self.posterior.cone(), end, self._floor)
-        share, self.posterior, _ = self._verified(sites, changes, total, share)
+        return admissible_share(self.posterior.cone(), end, self._floor_with(end))
+
+    def _own_share(self, site: int, change: Family, cavities: Family) -> float:
+        return self._share([site], change, change)
+
+    def _take(
+        self, sites: list[int], changes: Family, total: Family, share: float, allowed: Callable[[Family], bool]
+    ) -> float:
+        share, self.posterior, _ = self._verified(sites, changes, total, share, allowed)
+        self._floor = self._floor_with(self.posterior.cone())
         return share
 
     def _store(self, sites: list[int], factors: Family) -> None:

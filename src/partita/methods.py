@@ -114,7 +114,7 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "salimans-knowles-2013b", "global", "natural gradient", "Salimans and Knowles (2013)",
-        "The same from draws, for a beta-binomial model.",
+        "The same from gradients at points, for a beta-binomial model.",
         problems.cities, problems.whole, FixedPoint(step_size=0.1, steps=150), Sequential(1),
         check=comparisons.grid_rates, tolerance=0.2,
     ),
@@ -163,7 +163,7 @@ TABLE: tuple[Method, ...] = (
     ),
     Method(
         "wand-2014b", "local", "natural gradient", "Wand (2014)",
-        "The same from draws, for a Poisson mixed model.",
+        "The same from gradients at points, for a Poisson mixed model.",
         problems.seizures, problems.whole, FixedPoint(step_size=0.03, steps=500), Sequential(1),
         check=comparisons.sampled, tolerance=0.15,
     ),

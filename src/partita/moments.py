@@ -35,12 +35,5 @@ class Moments:
         scale = self.deviation
         return Affine(np.asarray(self.mean, float), np.where(self._varies(scale), scale, 1.0))
 
-    @property
-    def shared(self) -> Affine:
-        """With one scale for all columns, that of the one that varies most."""
-        scale = self.deviation
-        largest = np.max(np.where(self._varies(scale), scale, 0.0))
-        return Affine(np.asarray(self.mean, float), np.full_like(scale, largest if largest > 0 else 1.0))
-
     def _varies(self, scale: np.ndarray) -> np.ndarray:
         return scale > 1e-12 * np.abs(self.mean)

@@ -13,6 +13,7 @@ import numpy as np
 
 from partita._version import __version__
 from partita.checks import check_count
+from partita.columns import Columns, arrange
 from partita.errors import CorruptStorage, InputError, PartitaError, RunMismatch, reason
 from partita.exchange import inference_data
 from partita.families import Family
@@ -39,6 +40,8 @@ class Result:
     seed: int = 0
     # How rows of tables become the inputs of the model, in plain words: kept with it wherever it goes.
     design: Row | None = field(default=None, repr=False)
+    # Names of columns, and how large values were, of what a stream has seen.
+    columns: Columns = field(default_factory=Columns, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
@@ -60,11 +63,16 @@ class Result:
     def _inputs(self, asked: str, X: Any) -> Any:
         """Rows of a table as the model takes them: as they are, or as the result's design says."""
         if self.design is None:
-            return X
+            return arrange(X, self.columns.names)
         if "formula" in self.design:
             raise InputError(
                 f"{asked}: this is the run of the regression {self.design['formula']!r}, whose inputs are made from "
                 "tables: use predict(table) of the regression itself, or pt.Regression.load(path).predict(table)"
+            )
+        if "estimator" in self.design:
+            raise InputError(
+                f"{asked}: this is the run inside a {self.design['estimator']}, which scales its inputs: use predict "
+                f"of pt.{self.design['estimator']}.load(path)"
             )
         return scaled_columns(self.design, X)
 
@@ -127,19 +135,24 @@ class Result:
             "history": self.history,
             "seed": self.seed,
             "design": self.design,
+            "columns": self.columns.settings(),
         }
         return arrays, plain(about)
 
 
 def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
-    """Read a saved result, or that of a saved estimator.
+    """Read a saved result, or that of a saved estimator, which predicts only by the estimator's own `load`.
 
     One of `pt.Model` needs the model too, because code is never stored.
     """
     arrays, about = read_arrays(path)
     if not isinstance(about.get("model"), dict):
         raise RunMismatch(f"{path}: holds a {about.get('estimator', 'file')}: use its own load")
-    return unpacked(path, arrays, about, model)
+    result, estimator = unpacked(path, arrays, about, model), about.get("estimator")
+    if not isinstance(estimator, dict):
+        return result
+    # An estimator scales what it is given; its run alone does not know how.
+    return dataclasses.replace(result, design={"estimator": str(estimator.get("name"))})
 
 
 def unpacked(
@@ -162,7 +175,8 @@ def _unpacked(
     name = settings.pop("name")
     if model is None:
         if name not in MODELS or not settings:
-            how = "pass it as load(path, model=...)" if about.get("design") is None else "use pt.Regression.load(path)"
+            by_formula = "formula" in (about.get("design") or ())
+            how = "use pt.Regression.load(path)" if by_formula else "pass it as load(path, model=...)"
             raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
@@ -184,6 +198,7 @@ def _unpacked(
         history=[dict(row) for row in about["history"]],
         seed=int(about["seed"]),
         design=None if about.get("design") is None else dict(about["design"]),
+        columns=Columns.from_settings(about.get("columns")),
     )
 
 

@@ -12,29 +12,33 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.accounting import Evidence, Tally
+from partita.accounting import Evidence, Tally, inner_product
+from partita.columns import Columns, arrange_together
 from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker, all_loaded
-from partita.errors import InputError, NotFinite
+from partita.errors import InputError, NotFinite, Stalled
 from partita.expectations import Expectation, choose
 from partita.families import Family, inner
 from partita.hyper import HyperLearner, LearnHyper
 from partita.inbox import Inbox
-from partita.ledger import Ledger, SharedLedger, Update, rows_of
-from partita.limits import STRIKE, Limits
+from partita.ledger import Ledger, SharedLedger, Task, Update, scaled
+from partita.limits import STRIKE, Limits, Trust, divergence
 from partita.messages import Notice
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.runtime import on_host, precision
-from partita.schedules import Board, Schedule, Synchronous
+from partita.schedules import Board, OnePass, Schedule, Synchronous
 from partita.shards import Shard
-from partita.solvers import FixedPoint, Outcome, Solver
+from partita.solvers import FixedPoint, NaturalGradient, Outcome, Solver
 from partita.storage import Journal, describe, reached
 from partita.telemetry import Callback, Event
 
 BUDGETS = ("passes", "rounds", "updates")
 # Of what sites propose: if less can be taken, the run goes nowhere.
 STALLED = 1e-3
+# How a site solves its local problem to the end, where messages are destinations, and where they are directions.
+SOLVES = FixedPoint(steps=200, tolerance=1e-8)
+DESCENDS = NaturalGradient(steps=1000, learning_rate=0.01)
 
 
 def fit(
@@ -112,7 +116,7 @@ def fit(
         run.engine.open(run.job(), run.shards)
         opened.callback(run.engine.close)
         journal = None if run_dir is None else opened.enter_context(run.journal(run_dir, resume))
-        return run.finish(callbacks, journal)
+        return replace(run.finish(callbacks, journal), columns=Columns(arrange_together(shards)[0]))
 
 
 def events(
@@ -177,10 +181,10 @@ def prepared(
     check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
     check_kinds(hyper=(hyper, LearnHyper), limits=(limits, Limits))
     check_sites(model, shards)
-    model, shards = model.opened(shards)
+    model, shards = model.opened(arrange_together(shards)[1])
     prior = prior_of(model, model.hyper)
     fitting = choose(model, prior, expectation)
-    chosen, policy = choose_rest(fitting, solver, damping)
+    chosen, policy = choose_rest(fitting, solver, damping, once=schedule is not None and schedule.once)
     if schedule is not None and schedule.holds > 1 and not chosen.anchored:
         raise InputError(f"schedule: hold is for double loops: {type(chosen).__name__} has none, use MomentMatching")
     if factors is not None and shared:
@@ -222,7 +226,16 @@ def partial_fit(
 
     Hyperparameters stay what they are, unless `hyper` says to learn them: from this batch, beginning at those of the
     last one, which keeps its factor. What earlier batches knew of them is `LearnHyper(prior=…)`.
+
+    Columns of frames are put in the order of the first batch's, by their names. A batch whose values are a hundred
+    times larger or smaller than all before it is said aloud. With schedule, solver and damping left open, the batch's
+    problem is solved at once, unless messages are noisy, or only directions, or hyperparameters are learnt.
     """
+    model = state.model if isinstance(state, Result) else state
+    if isinstance(state, Result) and state.hyper != model.hyper:
+        model = model.with_hyper(state.hyper)
+    if schedule is None and hyper is None and damping == "auto" and is_solved_at_once(model, solver, expectation):
+        schedule = OnePass()
     settings: dict[str, Any] = {
         "solver": solver,
         "schedule": schedule,
@@ -233,11 +246,10 @@ def partial_fit(
         "seed": seed,
         "callbacks": callbacks,
     }
+    columns = state.columns if isinstance(state, Result) else Columns()
+    shard = columns.arrange(shard)
     if not isinstance(state, Result):
-        return fit(state, [shard], **settings)
-    model = state.model
-    if state.hyper != model.hyper:
-        model = model.with_hyper(state.hyper)
+        return replace(fit(state, [shard], **settings), columns=columns.after(shard))
     step = fit(model.with_prior(state.posterior), [shard], **settings)
     return replace(
         state,
@@ -248,7 +260,16 @@ def partial_fit(
         hyper=step.hyper,
         history=[*state.history, *step.history],
         seed=step.seed,
+        columns=columns.after(shard),
     )
+
+
+def is_solved_at_once(model: AbstractModel, solver: Solver | None, expectation: Expectation | None) -> bool:
+    """Whether one site's problem needs no rounds: its messages are destinations, and not noisy."""
+    if solver is not None or not isinstance(model, AbstractModel):
+        return False
+    chosen = choose(model, prior_of(model, model.hyper), expectation)
+    return not (chosen.is_direction or chosen.stochastic)
 
 
 def evidence(
@@ -271,15 +292,20 @@ def evidence(
     worker = Worker(Job(model, FixedPoint(), chosen, check_seed(seed), False, True), dict(enumerate(checked)))
     said = worker.evaluate(posterior, hyper)
     check_log_probs(said)
-    return math.fsum(said.values()) - _divergence(posterior, prior)
+    return math.fsum(said.values()) - divergence(posterior, prior)
 
 
-def choose_rest(expectation: Expectation, solver: Solver | None, damping: Any) -> tuple[Solver, Damping]:
+def choose_rest(
+    expectation: Expectation, solver: Solver | None, damping: Any, once: bool = False
+) -> tuple[Solver, Damping]:
     """The solver and the damping that were asked for; where that is left open, those that fit the expectation.
 
-    Messages that are directions, not destinations, come one per round, and are for an optimiser at the server.
+    Messages that are directions, not destinations, come one per round, and are for an optimiser at the server. Where
+    sites are asked only `once`, they solve their problems.
     """
-    if solver is None:
+    if solver is None and once:
+        solver = DESCENDS if expectation.is_direction else SOLVES
+    elif solver is None:
         solver = FixedPoint(step_size=1.0) if expectation.is_direction else FixedPoint()
     one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
     return solver, Optimiser() if damping == "auto" and one_message else as_damping(damping)
@@ -358,6 +384,7 @@ class Run:
         self.learner = None if self.hyper is None else self.hyper.begin(self.model, len(self.shards))
         # The log-partitions that were computed last, of a posterior and of a prior.
         self._known: dict[str, tuple[Family, float]] = {}
+        self._means: tuple[Family, Any] | None = None
 
     def job(self) -> Job:
         learns = self.learner is not None
@@ -401,7 +428,7 @@ class Run:
         for doubt in self.model.doubts(self.ledger.posterior):
             warnings.warn(doubt, RuntimeWarning, stacklevel=3)
         values = [said.get(site, math.nan) for site in range(self.ledger.sites)]
-        evidence = math.fsum(values) - _divergence(self.ledger.posterior, self.ledger.prior)
+        evidence = math.fsum(values) - divergence(self.ledger.posterior, self.ledger.prior)
         return Result(
             model=self.model,
             posterior=self.ledger.posterior,
@@ -419,9 +446,22 @@ class Run:
         now = self.ledger.posterior
         of_before = self._log_partition(before)
         with precision(before.dtype):
-            expected, of_now = map(float, _moved(now, before))
-        self._known["posterior"] = (now, of_now)
-        return expected - of_now + of_before
+            expected, of_now, mean = _moved(now, before)
+        self._known["posterior"] = (now, float(of_now))
+        self._means = (now, on_host(mean))
+        return float(expected) - float(of_now) + of_before
+
+    def mean(self, density: Family) -> Any:
+        """μ, computed once for each posterior."""
+        if self._means is None or self._means[0] is not density:
+            self._means = (density, on_host(density.mean()))
+        return self._means[1]
+
+    @property
+    def divergence(self) -> float:
+        """KL(posterior ‖ prior)."""
+        posterior, prior = self.ledger.posterior, self.ledger.prior
+        return inner_product(posterior / prior, self.mean(posterior)) - self.gain
 
     @property
     def gain(self) -> float:
@@ -433,6 +473,11 @@ class Run:
         if name not in self._known or self._known[name][0] is not density:
             self._known[name] = (density, float(density.log_partition()))
         return self._known[name][1]
+
+    @property
+    def least(self) -> float:
+        """The share of an update below which nothing of it is taken: of one site alone, whatever can be."""
+        return STRIKE if self.ledger.sites > 1 else 0.0
 
     @property
     def stochastic(self) -> bool:
@@ -456,27 +501,35 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
         yield from _iterated(run, inbox)
 
 
+@dataclass
+class Books:
+    """What a run keeps while it goes on, all of it a function of what came from its sites."""
+
+    board: Board
+    tally: Tally
+    evidence: Evidence
+    trust: Trust
+    damping: Tempering
+
+    @classmethod
+    def of(cls, run: Run) -> "Books":
+        sites = run.ledger.sites
+        damping = run.damping.begin(sites, run.schedule.parallel, run.stochastic)
+        return cls(Board(sites, run.seed), Tally(), Evidence(sites), Trust(run.limits), damping)
+
+
 def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
-    ledger, schedule = run.ledger, run.schedule
-    damping = run.damping.begin(ledger.sites, schedule.parallel, run.stochastic)
-    board = Board(ledger.sites, run.seed)
-    tally, evidence, plan = Tally(), Evidence(ledger.sites, run.shared), schedule.plan(board)
+    ledger, schedule, books = run.ledger, run.schedule, Books.of(run)
+    board, plan = books.board, schedule.plan(books.board)
     arrived: dict[int, Update] = {}
     planned, held = True, ledger.posterior
     while planned or ledger.outstanding:
         chosen = next(plan, None) if planned else None
         planned = planned and chosen is not None
         if chosen:
-            start = run.start if ledger.version == 0 else None
-            if tally.folds % schedule.holds == 0:
+            if books.tally.folds % schedule.holds == 0:
                 held = ledger.posterior
-            anchor = held if schedule.holds > 1 else None
-            tasks = ledger.dispatch(chosen, run.current_hyper, start, anchor, run.message_only)
-            inbox.submit(tasks, tally.clock)
-            tally.sent(tasks)
-            damping.sent(chosen, ledger.posterior if start is None else start)
-            evidence.sent(chosen)
-            board.sent(chosen)
+            inbox.submit(_dispatched(run, books, chosen, held if schedule.holds > 1 else None), books.tally.clock)
         elif not ledger.outstanding and chosen == [] and not board.away:
             raise InputError(f"schedule: {type(schedule).__name__} asks nobody, and nobody is working")
         # Whoever is asked may go away instead of answering; then the schedule is asked again.
@@ -484,123 +537,199 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
             ready = len(arrived) == len(ledger.outstanding) if schedule.waits else bool(arrived)
             if ready and arrived:
                 break
-            for arrival in inbox.collect(arrived):
-                if isinstance(arrival, Update):
-                    arrived[arrival.site] = arrival
-                else:
-                    if arrival.ends_task:
-                        arrived.pop(arrival.site, None)
-                    _noted(arrival, ledger, board, tally, evidence)
+            arrival = inbox.collect(arrived)
+            if isinstance(arrival, Update):
+                arrived[arrival.site] = arrival
+            else:
+                if arrival.ends_task:
+                    arrived.pop(arrival.site, None)
+                _note(arrival, run, books)
         if not arrived:
             continue
         count = len(arrived) if schedule.waits else 1
         updates = sorted(list(arrived.values())[:count], key=lambda update: update.site)
         for update in updates:
             del arrived[update.site]
-        event = _folded(run, updates, damping, tally, evidence, board)
+        event, verdicts = _fold(run, books, updates)
+        for notice in verdicts:
+            _note(notice, run, books)
+            inbox.decide(notice)
         inbox.settle()
         inbox.witness(event.fold)
         reached("after fold")
         yield replace(event, replayed=inbox.replaying, refused=tuple(map(str, inbox.refused)))
         inbox.refused.clear()
     inbox.check_exhausted()
+    if books.tally.folds == 0:
+        away = "; ".join(f"site {site}: {reason}" for site, reason in sorted(board.away.items()))
+        raise Stalled(f"the run ended without a single update, and the posterior is the prior. {away}".rstrip())
 
 
-def _noted(notice: Notice, ledger: Ledger, board: Board, tally: Tally, evidence: Evidence) -> None:
+def _dispatched(run: Run, books: Books, sites: list[int], anchor: Family | None) -> list[Task]:
+    """Hand out tasks, and remember where they begin."""
+    ledger, hyper = run.ledger, run.current_hyper
+    start = run.start if ledger.version == 0 else None
+    begin = ledger.posterior if start is None else start
+    tasks = ledger.dispatch(sites, hyper, start, anchor, run.message_only)
+    astray = 0.0 if start is None else divergence(ledger.posterior, start)
+    books.tally.sent(tasks)
+    books.damping.sent(sites, begin)
+    books.evidence.sent(tasks, books.evidence.place(begin, run.mean(begin), hyper, astray))
+    books.board.sent(sites)
+    return tasks
+
+
+def _note(notice: Notice, run: Run, books: Books) -> None:
     """A site has gone or come back."""
-    site = notice.site
+    site, board = notice.site, books.board
     if notice.ends_task:
-        ledger.release(site)
-        tally.in_hand.pop(site, None)
+        run.ledger.release(site)
+        books.tally.in_hand.pop(site, None)
     if notice.kind == "dropped":
         board.dropped(site)
     elif notice.kind == "back":
         board.came_back(site)
     elif notice.kind == "readmitted":
-        if site not in ledger.retired:
+        if site not in run.ledger.retired:
             board.readmitted(site)
+            books.trust.forgive(site)
     else:
         board.left(site, notice.reason or notice.kind, barred=notice.kind != "away")
         if notice.kind == "retired":
-            ledger.retire(site)
-            evidence.retired(site)
+            before = run.ledger.posterior
+            run.ledger.retire(site)
+            books.evidence.retired(site)
+            books.evidence.moved(run.moved(before))
+        if notice.kind != "away":
+            books.evidence.distrust(site, run.ledger.factor(site))
+            if run.learner is not None:
+                run.learner.forget(site)
 
 
-def _folded(
-    run: Run, updates: list[Update], damping: Tempering, tally: Tally, evidence: Evidence, board: Board
-) -> Event:
-    ledger, before = run.ledger, run.ledger.posterior
-    work = tally.received(updates, ledger.version)
-    staleness = max(one.staleness for one in work)
-    evidence.report(updates)
-    complete = evidence.is_complete(board.away)
-    free_energy = evidence.estimate(run.gain)
-    start = run.start if updates[0].version == 0 else None
-    if start is not None:
-        free_energy = None  # the reports are not about the posterior
-    elif complete:
-        gain = 0.0 if run.learner is None else run.learner.gain
-        seen = evidence.comparable(run.gain)
-        if seen is not None:
-            damping.observe(seen, evidence.uncertainty + gain)
+def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[Notice]]:
+    """Fold updates: what became of them, and who is not to be asked again."""
+    ledger, before, damping, evidence = run.ledger, run.ledger.posterior, books.damping, books.evidence
     sites = [update.site for update in updates]
-    trusted = np.ones(len(sites))
+    work = books.tally.received(updates, ledger.version)
+    staleness = max(one.staleness for one in work)
+    start = run.start if updates[0].version == 0 else None
+    doubted = _reported(run, evidence, updates)
+    complete = evidence.is_complete(books.board.failing)
+    # Reports that begin elsewhere are not about the posterior.
+    free_energy, error = (None, None) if start is not None else _seen(run, books, complete)
+    trusted, tempered = np.ones(len(sites)), []
 
     def temper(changes: Family, factors: Family) -> Family:
         asked = damping.temper(Proposal(sites, changes, factors, ledger.prior, before, staleness, start))
-        if run.limits.change is None:
-            return asked
-        trusted[:] = [_trusted(before, row, run.limits.change) for row in rows_of(asked)]
-        return jax.tree.map(lambda a: a * trusted.reshape(-1, *[1] * (a.ndim - 1)).astype(a.dtype), asked)
+        trusted[:] = books.trust.shares(sites, before, asked, run.least)
+        tempered.append(scaled(asked, trusted))
+        return tempered[0]
 
-    accepted = ledger.fold(updates, temper, checked=True)
-    expected = [
-        accepted * share * value
-        for share, value in zip(trusted.tolist(), damping.expected_log_changes(updates), strict=True)
-    ]
-    damping.settle(accepted * float(trusted.min()))
-    if run.learner is not None:
-        run.learner.add(updates)
-        if complete:
-            _step_hyper(run.learner, ledger)
+    accepted = ledger.fold(
+        updates, temper, checked=True, allowed=lambda new: books.trust.allows(before, new), least=run.least
+    )
+    books.trust.spend(sites, before, scaled(tempered[0], accepted))
+    shares = trusted * accepted
+    for site in (site for site, share in zip(sites, shares, strict=True) if share < run.least):
+        evidence.distrust(site, ledger.factor(site))
+    damping.settle(shares)
+    if run.learner is not None and complete:
+        _step_hyper(run.learner, ledger)
     change = run.moved(before)
-    evidence.folded(sites, expected, change)
-    outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
-    problems = [f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
-    if damping.share > 0 and accepted < STALLED:
-        problems.append(
-            f"more than {accepted:.1g} of what sites propose would not leave the posterior proper: begin nearer to the "
-            "answer (start=…), narrow the prior, or scale the data"
-        )
-    board.returned(sites, ledger.version, change, stalled=bool(problems))
-    for site, share in zip(sites, trusted, strict=True):
-        if share < 1:
-            problems.append(f"site {site}: its update goes too far, {share:.1g} of it was taken")
-        if board.struck(site, bool(share < STRIKE)) >= run.limits.strikes:
-            board.left(site, "quarantined: its updates go too far", barred=True)
-            problems.append(f"site {site}: quarantined: its updates go too far")
-    return Event(
-        fold=tally.folds,
+    evidence.moved(change)
+    stuck = _stuck(updates, damping.share, accepted)
+    books.board.returned(sites, ledger.version, change, stalled=bool(stuck))
+    named, verdicts = _judged(run, books, dict(zip(sites, trusted, strict=True)), accepted, doubted)
+    event = Event(
+        fold=books.tally.folds,
         version=ledger.version,
         round=ledger.version / ledger.sites,
         sites=tuple(sites),
+        shares=tuple(shares.tolist()),
         wanted=damping.share,
-        accepted=damping.share * accepted * float(trusted.min()),
         taken_back=damping.share == 0,
         staleness=staleness,
         free_energy=free_energy,
+        free_energy_error=error,
         change=change,
-        problems=tuple(problems),
-        seconds=tally.seconds,
-        clock=tally.clock,
-        messages=tally.messages,
-        bytes_down=tally.bytes_down,
-        bytes_up=tally.bytes_up,
+        problems=(*named, *stuck),
+        seconds=books.tally.seconds,
+        clock=books.tally.clock,
+        messages=books.tally.messages,
+        bytes_down=books.tally.bytes_down,
+        bytes_up=books.tally.bytes_up,
         work=work,
         hyper=run.current_hyper if run.learner is not None else {},
         posterior=ledger.posterior,
         total=run.schedule.total(ledger.sites),
+        settled=run.schedule.is_settled(books.board),
     )
+    return event, verdicts
+
+
+def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, str]:
+    """Take in what sites say beside their changes; whose word was not taken, and why."""
+    distrusted = {} if run.learner is None else run.learner.add(updates)
+    # What cannot be taken is no gradient either.
+    nothing = jax.tree.map(np.zeros_like, run.ledger.prior)
+    followed = [
+        update if run.ledger.takes(update.change, run.least) else replace(update, change=nothing) for update in updates
+    ]
+    doubted = evidence.report(followed, distrusted)
+    if run.learner is not None:
+        for site in doubted:
+            run.learner.forget(site)
+    return distrusted | doubted
+
+
+def _seen(run: Run, books: Books, complete: bool) -> tuple[float | None, float | None]:
+    """The free energy of the posterior as it is, and how far off it may be; damping is told, when all have reported."""
+    evidence, posterior = books.evidence, run.ledger.posterior
+    now = evidence.place(posterior, run.mean(posterior), run.current_hyper)
+    divergence = run.divergence
+    if complete and evidence.reports:
+        gain = 0.0 if run.learner is None else run.learner.gain
+        books.damping.observe(evidence.comparable(now) - divergence, evidence.likely_error(now) + gain)
+    if not evidence.has_all(run.ledger.retired):
+        return None, None
+    return evidence.expected_log_prob(now) - divergence, evidence.error_bound(now)
+
+
+def _stuck(updates: Sequence[Update], wanted: float, accepted: np.ndarray) -> list[str]:
+    """What keeps a fold from saying anything of whether there is more to come."""
+    outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
+    problems = [f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
+    if wanted > 0 and accepted.max() < STALLED:
+        problems.append(
+            f"more than {accepted.max():.1g} of what sites propose would not leave the posterior proper: begin nearer "
+            "to the answer (start=…), narrow the prior, or scale the data"
+        )
+    return problems
+
+
+def _judged(
+    run: Run, books: Books, trusted: Mapping[int, float], accepted: np.ndarray, doubted: Mapping[int, str]
+) -> tuple[list[str], list[Notice]]:
+    """Who is named for what a fold took of its update or made of its reports, and who is not asked again."""
+    board, named, verdicts = books.board, [], []
+    board.shares.update(zip(trusted, accepted.tolist(), strict=True))
+    for site, share in trusted.items():
+        reasons = []
+        if share < 1:
+            reasons.append(f"its update goes too far, {share:.1g} of it was taken")
+        alone = board.is_singled_out(site, STRIKE)
+        if alone:
+            reasons.append("its update would leave a density improper, and nothing of it was taken")
+        if site in doubted:
+            reasons.append(doubted[site])
+        named += [f"site {site}: {reason}" for reason in reasons]
+        strikes = board.struck(site, bool(share < STRIKE or alone or site in doubted))
+        if site in books.trust.exhausted:
+            reasons.append(f"its updates have moved the posterior by all of {run.limits.total:g} nats that they may")
+        if strikes >= run.limits.strikes or site in books.trust.exhausted:
+            verdicts.append(Notice(site, "quarantined", f"site {site}: {reasons[-1]}"))
+            named.append(f"site {site}: quarantined: {reasons[-1]}")
+    return named, verdicts
 
 
 def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
@@ -614,27 +743,7 @@ def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
 
 
 @eqx.filter_jit
-def _kl(first: Family, second: Family) -> jax.Array:
-    return first.kl(second)
-
-
-@eqx.filter_jit
-def _moved(new: Family, old: Family) -> tuple[jax.Array, jax.Array]:
-    """E_new[log new / old], up to both scales; and A(new)."""
-    return inner(new / old, new.mean()), new.log_partition()
-
-
-def _trusted(posterior: Family, change: Family, most: float) -> float:
-    """The largest of 1, ½, ¼, … of a change that moves the posterior by at most so many nats."""
-    share = 1.0
-    while share > np.finfo(float).tiny:
-        if _divergence(posterior * change**share, posterior) <= most:
-            return share
-        share /= 2
-    return 0.0
-
-
-def _divergence(first: Family, second: Family) -> float:
-    """KL(first ‖ second)."""
-    with precision(first.dtype):
-        return float(_kl(first, second))
+def _moved(new: Family, old: Family) -> tuple[jax.Array, jax.Array, Any]:
+    """E_new[log new / old], up to both scales; A(new); and the mean of new."""
+    mean = new.mean()
+    return inner(new / old, mean), new.log_partition(), mean

@@ -4,7 +4,7 @@ import functools
 import math
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from partita.files import make_folder
 
 # NumPy's or JAX's: densities, data and messages can be made of either.
 Array = Any
@@ -93,6 +95,9 @@ def cheap_normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
 def cache_compilation(folder: Path | None = None) -> None:
     """Keep compiled programs between processes, in `folder` or the user's cache directory."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "partita" / "jax"
+    # What lies there is run: nobody else may put anything into it. Without a folder nothing is kept.
+    with suppress(OSError):
+        make_folder(folder or default)
     jax.config.update("jax_compilation_cache_dir", str(folder or default))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -6,9 +6,10 @@ to ask. An empty list means: wait for somebody to come back.
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +29,14 @@ class Board:
         # Who cannot be asked, and why; and who of them may not be, before somebody says so.
         self.away: dict[int, str] = {}
         self.barred: set[int] = set()
-        # How often in a row what sites said was out of all proportion.
+        # Whose last task came to nothing: nobody waits for what they have to say.
+        self.failing: set[int] = set()
+        # How often in a row what sites said was out of all proportion; the share that was taken of what each said last.
         self.strikes: dict[int, int] = {}
-        # How far the latest fold moved the posterior, and the latest one of each site.
-        self.moved = 0.0
+        self.shares: dict[int, float] = {}
+        # How many folds there were; how far the latest ones moved the posterior, and the latest one of each site.
+        self.folds = 0
+        self.moved: deque[float] = deque(maxlen=3)
         self.last_change: dict[int, float] = {}
         self.last_visit: dict[int, int] = {}
 
@@ -42,7 +47,10 @@ class Board:
 
     def returned(self, sites: Iterable[int], version: int, change: float, stalled: bool = False) -> None:
         """A fold: whether it is one that could not be taken, and says nothing of whether there is more to come."""
-        self.version, self.moved = version, float("inf") if stalled else change
+        self.version = version
+        self.folds += 1
+        self.moved.append(float("inf") if stalled else change)
+        self.failing.difference_update(sites)
         for site in sites:
             del self.outstanding[site]
             self.idle[site] = None
@@ -50,8 +58,10 @@ class Board:
 
     def dropped(self, site: int) -> None:
         """What a site had been asked for comes to nothing."""
-        if self.outstanding.pop(site, None) is not None and site not in self.away:
-            self.idle[site] = None
+        if self.outstanding.pop(site, None) is not None:
+            self.failing.add(site)
+            if site not in self.away:
+                self.idle[site] = None
 
     def left(self, site: int, reason: str, barred: bool = False) -> None:
         """A site cannot be asked any more; or, if barred, may not be."""
@@ -59,6 +69,7 @@ class Board:
             self.away[site] = reason
         if barred:
             self.barred.add(site)
+        self.failing.add(site)
         self.outstanding.pop(site, None)
         self.idle.pop(site, None)
 
@@ -71,6 +82,11 @@ class Board:
         self.barred.discard(site)
         self.strikes.pop(site, None)
         self.came_back(site)
+
+    def is_singled_out(self, site: int, least: float) -> bool:
+        """Whether less than that was taken of what a site said, and more of what most others did."""
+        others = [share for other, share in self.shares.items() if other != site]
+        return self.shares[site] < least and 2 * sum(share >= least for share in others) > len(others)
 
     def struck(self, site: int, again: bool) -> int:
         """How often in a row, with this time."""
@@ -89,6 +105,13 @@ class Board:
                 yield []
             if site not in self.away:
                 yield [site]
+
+    def passes(self, number: int, order: Callable[[], Iterable[int]]) -> Iterator[list[int]]:
+        """So many times round, in turns; a time round that nobody answered does not count."""
+        while number > 0:
+            folds = self.folds
+            yield from self.turns(order())
+            number -= self.folds > folds
 
     def random(self) -> np.random.Generator:
         return np.random.default_rng((self.seed, 0x5C4ED))
@@ -112,9 +135,18 @@ class Schedule:
         """For how many folds sites are told of the same earlier posterior; one: they are not told."""
         return 1
 
+    @property
+    def once(self) -> bool:
+        """Whether nobody is asked twice, so that a site's one answer has to be the solution of its local problem."""
+        return False
+
     @abstractmethod
     def plan(self, board: Board) -> Iterator[list[int]]:
         """The sites to ask next, again and again."""
+
+    def is_settled(self, board: Board) -> bool:
+        """Whether there is no more to ask, although there might have been."""
+        return False
 
     @abstractmethod
     def total(self, sites: int) -> int:
@@ -136,11 +168,10 @@ class Sequential(Schedule):
         check_count("schedule: ", passes=self.passes)
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        for number in range(self.passes):
-            if self.together and number == 0:
+        if self.together:
+            while board.folds == 0:
                 yield [site for site in range(board.sites) if site not in board.away]
-            else:
-                yield from board.turns(range(board.sites))
+        yield from board.passes(self.passes - self.together, lambda: range(board.sites))
 
     def total(self, sites: int) -> int:
         return self.passes * sites
@@ -148,7 +179,14 @@ class Sequential(Schedule):
 
 @dataclass(frozen=True)
 class OnePass(Schedule):
-    """Each site once, in order: streaming variational Bayes, and variational continual learning."""
+    """Each site once, in order: streaming variational Bayes, and variational continual learning.
+
+    A site solves its local problem, where `fit` is left to choose the solver; one that is given does what it says.
+    """
+
+    @property
+    def once(self) -> bool:
+        return True
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         yield from board.turns(range(board.sites))
@@ -168,8 +206,7 @@ class RandomOrder(Schedule):
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         generator = board.random()
-        for _ in range(self.passes):
-            yield from board.turns(map(int, generator.permutation(board.sites)))
+        yield from board.passes(self.passes, lambda: map(int, generator.permutation(board.sites)))
 
     def total(self, sites: int) -> int:
         return self.passes * sites
@@ -240,16 +277,19 @@ class Synchronous(Schedule):
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         generator, number = board.random(), self._number(board.sites)
-        moved: deque[float] = deque(maxlen=3)
-        for _ in range(self.rounds):
+        rest = self.rounds
+        while rest > 0 and not self.is_settled(board):
+            folds = board.folds
             everybody = number == board.sites
             order = range(board.sites) if everybody else map(int, generator.permutation(board.sites))
             while board.nobody:
                 yield []
             yield sorted(islice((site for site in order if site not in board.away), number))
-            moved.append(board.moved)
-            if self.settled and len(moved) == 3 and max(moved) <= self.settled:
-                return
+            # A round that nobody answered does not count.
+            rest -= board.folds > folds
+
+    def is_settled(self, board: Board) -> bool:
+        return bool(self.settled) and len(board.moved) == 3 and max(board.moved) <= self.settled
 
     def total(self, sites: int) -> int:
         return self.rounds * self._number(sites)
@@ -304,3 +344,17 @@ REGISTRY: dict[str, type[Schedule]] = {
     "synchronous": Synchronous,
     "asynchronous": Asynchronous,
 }
+
+
+def to_settings(schedule: Any) -> dict[str, Any] | None:
+    """A schedule of this module as plain values, to store; None of anything else."""
+    names = [name for name, kind in REGISTRY.items() if type(schedule) is kind]
+    return {"schedule": names[0], **asdict(schedule)} if names else None
+
+
+def from_settings(settings: dict[str, Any] | None) -> Schedule | None:
+    """The inverse of `to_settings`."""
+    if settings is None:
+        return None
+    values = dict(settings)
+    return REGISTRY[values.pop("schedule")](**values)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita.columns import check_columns, has_dates
 from partita.errors import ShardError
 from partita.runtime import Array
 
@@ -138,12 +139,17 @@ def check_weights(site: int | None, weights: Any, rows: int, dtype: Any) -> np.n
 
 
 def as_numbers(site: int | None, name: str, value: Any, dtype: Any) -> np.ndarray:
-    """An array of numbers, or an error that names the argument."""
+    """An array of numbers, or an error that names the argument, or the column of a frame."""
+    check_columns(site, value)
     try:
+        if hasattr(value, "toarray"):
+            raise TypeError("it is sparse: use toarray()")
         if np.iscomplexobj(value):
             raise TypeError("it is complex")
         if np.asarray(value).dtype.kind in "US":
             raise TypeError("it is text")
+        if has_dates(value):
+            raise TypeError("it holds dates: give numbers instead, such as days since the first one")
         return np.array(value, dtype)
     except (TypeError, ValueError) as error:
         raise ShardError(site, name, f"is not an array of numbers ({error})") from None

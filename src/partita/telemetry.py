@@ -33,11 +33,14 @@ class Event:
     version: int
     round: float
     sites: tuple[int, ...]
+    # Of what damping asked for, the share of each site's change that was taken.
+    shares: tuple[float, ...]
     wanted: float
-    accepted: float
     taken_back: bool
     staleness: int
+    # Of the posterior that the fold began with; and how far off that may be: not at all, if zero.
     free_energy: float | None
+    free_energy_error: float | None
     change: float
     problems: tuple[str, ...]
     seconds: float
@@ -50,6 +53,8 @@ class Event:
     hyper: Hyper
     posterior: Family
     total: int
+    # Whether the schedule ends here because nothing moves any more.
+    settled: bool = False
     replayed: bool = False
     # Updates that were refused since the last fold, in words.
     refused: tuple[str, ...] = ()
@@ -58,6 +63,17 @@ class Event:
     @property
     def bytes(self) -> int:
         return self.bytes_down + self.bytes_up
+
+    @property
+    def accepted(self) -> float:
+        """The share of their changes that was taken of most sites."""
+        return self.wanted * float(np.median(self.shares))
+
+    @property
+    def limited_by(self) -> int | None:
+        """The site of whose change the smallest share was taken; nobody, if all were taken whole."""
+        least = min(self.shares)
+        return self.sites[self.shares.index(least)] if least < 1 else None
 
     def row(self) -> Row:
         """A flat row of plain values; a fixed number of them, whatever the number of sites."""
@@ -70,10 +86,12 @@ class Event:
             "sites": len(self.sites),
             "wanted": self.wanted,
             "accepted": self.accepted,
-            "damped": self.accepted < self.wanted,
+            "damped": self.limited_by is not None,
+            "limited_by": self.limited_by,
             "taken_back": self.taken_back,
             "staleness": self.staleness,
             "free_energy": self.free_energy,
+            "free_energy_error": self.free_energy_error,
             "change": self.change,
             "problems": len(self.problems),
             "problem": self.problems[0] if self.problems else None,
@@ -205,7 +223,10 @@ class Progress:
     def __call__(self, event: Event) -> None:
         energy = "" if event.free_energy is None else f"free energy {event.free_energy:.2f}"
         rounds = event.total * event.round / event.version
-        self.show(event.version, event.total, energy, words=f"round {int(event.round)} of {rounds:.0f}")
+        words, total = f"round {int(event.round)} of {rounds:.0f}", event.total
+        if event.settled:
+            words, total = f"settled in round {int(event.round)}, of at most {rounds:.0f}", event.version
+        self.show(event.version, total, energy, words=words)
 
     def show(self, done: int, total: int | None, note: str, label: str | None = None, words: str | None = None) -> None:
         """How far it is; where there is no bar to be filled, in words."""

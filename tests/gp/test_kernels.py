@@ -52,6 +52,26 @@ def test_sums_products_and_white_noise(rows):
     assert values(ours, X, X)[0].trace() < gram.trace()
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        kernels.Matern32(0.7, tuple(LENGTHS)),
+        kernels.SquaredExponential(0.5, 1.3) * kernels.Matern12(2.0, 0.8) + kernels.White(0.2),
+    ],
+)
+def test_parameters_in_other_units_make_the_same_kernel(rows, kernel):
+    X, Z = rows
+    inputs, targets = np.array([3.0, 0.01, 40.0]), 7.0
+    params = kernel.initial(3)
+    grown = {name: params[name] * factor for name, factor in kernel.in_units(inputs, targets).items()}
+    assert grown.keys() == params.keys()
+    with precision(np.float64):
+        np.testing.assert_allclose(
+            kernel.cross(grown, X * inputs, Z * inputs), targets**2 * kernel.cross(params, X, Z), rtol=1e-9
+        )
+        np.testing.assert_allclose(kernel.diagonal(grown, X), targets**2 * kernel.diagonal(params, X))
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_gradients_are_finite_where_rows_are_equal(name):
     kernel, X = kernels.KERNELS[name](), np.zeros((2, 3))

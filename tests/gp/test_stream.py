@@ -170,6 +170,26 @@ def test_other_units_change_nothing():
     np.testing.assert_allclose(v, w * 0.25, atol=1e-7)
 
 
+def test_hyperparameters_that_were_learnt_are_about_the_data():
+    """Converted when units change, as far as batches have told of them; before, they are relative to the units."""
+    X, y = one_dimensional()
+    before, after = Affine(np.zeros(1), np.ones(1)), Affine(np.array([2.0]), np.array([3.0]))
+    targets = Affine(np.zeros(1), np.ones(1)), Affine(np.zeros(1), np.array([0.5]))
+    places = np.linspace(0, 6, 20)[:, None]
+    stream = streamed([(X, y)], dataclasses.replace(FIXED, hyperparameters="ml", steps=1))
+    m, v, _ = stream.latent(places)
+    moved = stream.rescaled(before, after, targets)
+    n, w, _ = moved.latent((places - 2) / 3)
+    np.testing.assert_allclose(m, n * 0.5, atol=1e-7)
+    np.testing.assert_allclose(v, w * 0.25, atol=1e-7)
+    assert moved.params["likelihood.noise"] == pytest.approx(2 * stream.params["likelihood.noise"])
+    # A prior of precision 1 times a factor of precision 3: three quarters of the way.
+    believed = dataclasses.replace(stream, learning=dataclasses.replace(FIXED, hyperparameters="variational"))
+    believed = dataclasses.replace(believed, hyper=stream.hyper._replace(scale=dict.fromkeys(stream.params, 0.5)))
+    noise = believed.rescaled(before, after, targets).params["likelihood.noise"]
+    assert noise == pytest.approx(2**0.75 * stream.params["likelihood.noise"])
+
+
 def test_a_new_mean_of_targets_moves_the_factor_with_it():
     """t(u) stands for the same data: what it says about y does not change, only the prior's mean does."""
     X, y = one_dimensional()

@@ -7,8 +7,10 @@ import pytest
 from jax.scipy.special import gammaln
 
 import partita as pt
-from partita.families import Gaussian
+from partita.families import Gaussian, MeanField
 from partita.runtime import precision
+from partita.schedules import OnePass
+from partita.solvers import Gradient
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(150, 2))
@@ -75,3 +77,23 @@ def test_deviations_are_those_of_the_exact_posterior(log_prob):
     assert np.all(np.abs(result.posterior.location - mean) < 0.1 * deviation)
     assert np.all(np.abs(result.posterior.scale / deviation - 1) < 0.03)
     assert result.history[-1]["problem"] is None
+
+
+def test_parameters_by_name_and_gradient_solvers():
+    """A tree of parameters is integrated as the vector of its numbers is; gradients find the same optimum."""
+    y = TARGETS[laplace]
+    shards = [(X[:70], y[:70]), (X[70:], y[70:])]
+
+    def by_name(params, data):
+        return laplace(jnp.stack([params["a"], params["b"][0]]), data)
+
+    vector = pt.fit(pt.Model(MeanField.from_moments(np.zeros(2), 10.0), laplace), shards).posterior
+    prior = MeanField.from_moments({"a": np.zeros(()), "b": np.zeros(1)}, 10.0)
+    start = MeanField.from_moments({"a": np.zeros(()), "b": np.zeros(1)}, 0.1)
+    tree = pt.fit(pt.Model(prior, by_name, init=start), shards).posterior
+    np.testing.assert_allclose([tree.location["a"], tree.location["b"][0]], vector.location, rtol=1e-4)
+    np.testing.assert_allclose([tree.scale["a"], tree.scale["b"][0]], vector.scale, rtol=1e-4)
+    model = pt.Model(MeanField.from_moments(np.zeros(2), 10.0), laplace)
+    solver = Gradient("adam", 0.02, epochs=400, tolerance=0.0)
+    other = pt.fit(model, [(X, y)], solver=solver, schedule=OnePass(), damping=1.0).posterior
+    np.testing.assert_allclose(other.scale, vector.scale, rtol=0.02)

@@ -170,8 +170,8 @@ def test_kinks_are_not_left_to_hessians():
     weights = np.exp(-np.abs(y[:, None] - m).sum(axis=0) - m**2 / 18 + 70)
     mean = np.average(m, weights=weights)
     deviation = np.sqrt(np.average((m - mean) ** 2, weights=weights))
-    assert abs(result.posterior.location[0] - mean) < 0.3 * deviation
-    assert 0.85 < result.posterior.scale[0] / deviation < 1.2
+    assert abs(result.posterior.location[0] - mean) < 0.1 * deviation
+    assert result.posterior.scale[0] == pytest.approx(deviation, rel=0.03)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from partita.checks import check_count, check_not_negative, check_positive, chec
 from partita.damping.policies import Proposal, Tempering
 from partita.errors import InputError
 from partita.families import Family, MeanField
-from partita.ledger import Update
 
 # How many moves count as recent.
 RECENT = 5
@@ -114,7 +113,6 @@ class OptimiserTempering(Tempering):
     last_free_energy: float | None = None
     # The divergences of the latest moves.
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    expected: list[float] = field(default_factory=list)
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
         """A fall by more than chance explains: what was learnt no longer holds, and moves have to be smaller."""
@@ -152,11 +150,7 @@ class OptimiserTempering(Tempering):
         residuals = (messages.shift - factors.shift) - (messages.precision - factors.precision) * location
         moves = self._moves(proposal, residuals, location, precision)
         applied = Naturals(precision * moves + change * location + first.shift, change + first.precision)
-        self._expect(applied, location, precision)
         return applied.tree(changes)
-
-    def expected_log_changes(self, updates: Sequence[Update]) -> list[float]:
-        return self.expected
 
     def _remember(self, proposal: Proposal, messages: "Naturals") -> None:
         """Once every site has sent a gradient, compare with the last time that was so."""
@@ -223,10 +217,6 @@ class OptimiserTempering(Tempering):
         everybody = len(proposal.sites) == self.sites
         own = residuals / precision * kind(1 if everybody else self.settings.first_step)
         return own + (step - own.sum(axis=0)) / kind(len(proposal.sites))
-
-    def _expect(self, applied: "Naturals", location: np.ndarray, precision: np.ndarray) -> None:
-        second = -0.5 * (1 / precision + location**2)
-        self.expected = [float(value) for value in applied.shift @ location + applied.precision @ second]
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ Whatever a policy asks for, the ledger accepts less where the posterior or a cav
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import numpy as np
 
 from partita.checks import check_share, is_number
 from partita.errors import InputError
 from partita.families import Family
-from partita.ledger import Update
+from partita.ledger import scaled
 
-# The share of the KL moved that a late estimate of the free energy is off by, as measured.
-MARGIN = 0.3
 # After so many returns in a row, what was better before cannot be had back.
 MOST_RETURNS = 8
 
@@ -42,7 +42,7 @@ class Tempering:
     share: float
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
-        """An estimate of the free energy, whenever every site has reported again, and how far off it may be."""
+        """An estimate of the free energy, whenever every site has reported again, and how far off it probably is."""
 
     def sent(self, sites: Sequence[int], begin: Family) -> None:
         """Sites have been handed tasks that begin from a density."""
@@ -51,12 +51,8 @@ class Tempering:
         """The changes to apply, stacked as those that were proposed."""
         return proposal.changes**self.share
 
-    def expected_log_changes(self, updates: Sequence[Update]) -> list[float]:
-        """E_q[log change] of what `temper` gave, for each site."""
-        return [self.share * update.expected_log_change for update in updates]
-
-    def settle(self, accepted: float) -> None:
-        """How much of what `temper` gave the ledger accepted."""
+    def settle(self, accepted: np.ndarray | float) -> None:
+        """How much of what `temper` gave was accepted, of each site."""
 
 
 class Damping(Protocol):
@@ -129,19 +125,22 @@ class AutoTempering(Tempering):
     current: float
     smallest: float
     best: float | None = None
+    best_uncertainty: float = 0.0
     has_fallen: bool = False
     taking_back: bool = False
     returns: int = 0
     smooth: Smooth | None = None
     applied: Family | None = None
-    # Whose changes were applied: only theirs can be taken back, and not where others are folded.
-    sites: Sequence[int] = ()
+    # Whose changes they were.
+    sites: list[int] = field(default_factory=list)
 
     def observe(self, free_energy: float, uncertainty: float) -> None:
+        # Neither of the two that are compared is known exactly.
+        own, uncertainty = uncertainty, uncertainty + self.best_uncertainty
         if self.smooth is not None and math.isfinite(free_energy):
             free_energy, spread = self.smooth.add(free_energy)
-            uncertainty += 2 * spread / MARGIN
-        if self.best is not None and not free_energy >= self.best - MARGIN * uncertainty - 1e-10 * abs(self.best):
+            uncertainty += 2 * spread
+        if self.best is not None and not free_energy >= self.best - uncertainty - 1e-10 * abs(self.best):
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
             certain = uncertainty == 0 and self.smooth is None
@@ -153,23 +152,23 @@ class AutoTempering(Tempering):
             # Where a fall is noticed late, and cannot be taken back, growth is slower.
             power = 1.0 if uncertainty == 0 else self.settings.caution
             self.current = min(1.0, self.current * factor**power)
-        self.best = free_energy
+        self.best, self.best_uncertainty = free_energy, own
 
     def temper(self, proposal: Proposal) -> Family:
-        taking_back, self.taking_back = self.taking_back, False
-        if taking_back and self.applied is not None and list(self.sites) == list(proposal.sites):
-            self.share = 0.0
+        # What others did cannot be taken back from these.
+        if self.taking_back and self.applied is not None and list(proposal.sites) == self.sites:
+            self.taking_back, self.share = False, 0.0
             self.returns += 1
             back = self.applied ** (self.settings.shrink - 1)
             self.applied = self.applied**self.settings.shrink
             return back
-        self.share, self.returns = self.current, 0
-        self.applied, self.sites = proposal.changes**self.current, proposal.sites
+        self.taking_back, self.share, self.returns = False, self.current, 0
+        self.applied, self.sites = proposal.changes**self.current, list(proposal.sites)
         return self.applied
 
-    def settle(self, accepted: float) -> None:
+    def settle(self, accepted: np.ndarray | float) -> None:
         if self.share > 0 and self.applied is not None:
-            self.applied = self.applied**accepted
+            self.applied = scaled(self.applied, accepted)
 
 
 def as_damping(value: Any) -> Damping:

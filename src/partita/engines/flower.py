@@ -13,7 +13,7 @@ from partita.checks import check_one_of, check_positive, import_extra, is_whole
 from partita.engines.base import Job, read_answer
 from partita.errors import InputError, Stalled
 from partita.families import Family
-from partita.ledger import Task
+from partita.ledger import Task, Update
 from partita.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
 from partita.models import Hyper, prior_of
 from partita.text import clean
@@ -80,7 +80,7 @@ class Flower:
         minimum: sites that have to be there before a run begins; all of them, if not given. None have to be where a run
             goes on: some may have been retired.
         timeout: seconds that a site may take for one task.
-        patience: seconds without any answer, after which a run stops with `Stalled`; it can be resumed.
+        patience: seconds without any good update, after which a run stops with `Stalled`; it can be resumed.
         gather: seconds that are waited for all sites once the minimum is there.
         poll: seconds between looks at what came.
         compression: "float16" halves what is sent of float32 densities, and keeps three digits of them.
@@ -129,15 +129,19 @@ class Flower:
 
     def _assemble(self) -> None:
         """Wait for sites; the run needs some to begin with."""
-        least = len(self.peers) if self.minimum is None else self.minimum
+        least, before = len(self.peers) if self.minimum is None else self.minimum, 0
         while (there := sum(peer.ready for peer in self.peers)) < len(self.peers):
+            if there > before:
+                self._heard = time.monotonic()
+            before = there
             if there >= least and time.monotonic() - self._opened > self.gather:
-                return
+                break
             if time.monotonic() - self._heard > self.patience:
                 missing = ", ".join(f"{peer.name} ({peer.problem})" for peer in self.peers if not peer.ready)
                 raise Stalled(f"only {there} of at least {least} sites came within {self.patience:g} s: {missing}")
             self._look()
             time.sleep(self.poll)
+        self._heard = time.monotonic()
 
     def digests(self) -> list[str]:
         """Their names: data may be added to where they are, and a site's factor stands for what it has now."""
@@ -191,11 +195,12 @@ class Flower:
         while True:
             self._notices += self.requests()
             self._look()
+            # Sites that come and go, or say that they can work and then fail, are no answer.
+            if time.monotonic() - self._heard > self.patience:
+                raise Stalled(f"no update for {self.patience:g} s; the run can be resumed. {self._where_all_are()}")
             if self._notices:
                 arrivals, self._notices = self._notices, []
                 return arrivals
-            if time.monotonic() - self._heard > self.patience:
-                raise Stalled(f"no answer for {self.patience:g} s; the run can be resumed. {self._where_all_are()}")
             time.sleep(self.poll)
 
     def _where_all_are(self) -> str:
@@ -292,7 +297,6 @@ class Flower:
         elif not isinstance(payload, bytes) or len(payload) > largest(self._like):
             self._failed(asked, "what it answered is no message of ours")
         else:
-            self._heard = time.monotonic()
             peer.bytes_up += len(payload)
             self._take(asked, peer, payload)
 
@@ -301,10 +305,14 @@ class Flower:
             assert asked.task is not None
             peer.updates += 1
             at = time.monotonic() - self._opened
-            self._notices.append(read_answer(asked.task, payload, self._like, at))
+            arrival = read_answer(asked.task, payload, self._like, at)
+            if isinstance(arrival, Update):
+                self._heard = time.monotonic()
+            self._notices.append(arrival)
             return
         number = _number(payload)
         if asked.kind == "evaluate" and np.isfinite(number):
+            self._heard = time.monotonic()
             self._evaluated[asked.site] = number
         elif asked.kind == "evaluate":
             self._failed(asked, "the log likelihood that it answered is not finite")

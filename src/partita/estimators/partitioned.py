@@ -12,6 +12,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from partita import schedules
+from partita.columns import Columns, check_columns
 from partita.damping import Damping
 from partita.errors import InputError, RunMismatch
 from partita.families import Family
@@ -22,7 +24,7 @@ from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.result import Result, unpacked
 from partita.run import fit as fit_sites
 from partita.run import partial_fit as fit_batch
-from partita.schedules import Schedule, Synchronous
+from partita.schedules import OnePass, Schedule, Synchronous
 from partita.shards import as_numbers, check_rows
 from partita.solvers import Solver
 from partita.storage import read_arrays, write_arrays
@@ -100,10 +102,13 @@ class _Partitioned(BaseEstimator):
         return self
 
     def _fitted(self, shards: Sequence[Any], factors: Sequence[Family] | None = None) -> Result:
+        model, schedule = self._model, self.schedule
+        if schedule is None:
+            schedule = OnePass() if model.exact else Synchronous(rounds=100)
         return fit_sites(
-            self._model,
+            model,
             shards,
-            schedule=Synchronous(rounds=100) if self.schedule is None else self.schedule,
+            schedule=schedule,
             solver=self.solver,
             damping=self.damping,
             hyper=self._hyper(),
@@ -129,18 +134,24 @@ class _Partitioned(BaseEstimator):
         """A new batch is a new factor: the posterior becomes the prior, and the batch is not kept."""
         used = weights > 0
         shard = (self._inputs(X[used]), self._targets(y[used]), weights[used])
-        state = self.result_ if hasattr(self, "result_") else self._model
-        schedule = Synchronous(rounds=100) if self.schedule is None else self.schedule
-        self.result_ = fit_batch(
+        # How large values were is remembered in the units of the data, not in those that the model sees.
+        state: Any = replace(self.result_, columns=Columns()) if hasattr(self, "result_") else self._model
+        columns = self.result_.columns if hasattr(self, "result_") else Columns()
+        hyper = self._hyper(rows=sum(part.weight for part in self._parts))
+        schedule = self.schedule
+        if schedule is None and (self.hidden is not None or hyper is not None):
+            schedule = Synchronous(rounds=100)
+        found = fit_batch(
             state,
             shard,
             solver=self.solver,
             schedule=schedule,
             damping=self.damping,
-            hyper=self._hyper(rows=sum(part.weight for part in self._parts)),
+            hyper=hyper,
             seed=self._seed,
             callbacks=self._callbacks,
         )
+        self.result_ = replace(found, columns=columns.after((X[used], y[used]), stacklevel=5))
         # A number of its own, whatever names sites before it have, and whichever were forgotten.
         number = 1 + max(
             (part.name for part in self._parts if isinstance(part.name, int)), default=len(self._parts) - 1
@@ -237,13 +248,15 @@ class _Partitioned(BaseEstimator):
     def save(self, path: str | os.PathLike) -> None:
         """Write one file, complete or not at all; `load` reads it. Data are not kept.
 
-        Nor are a schedule, a solver or a damping policy, if they were given: `load` asks for them.
+        Nor are a solver or a damping policy, if they were given: `load` asks for them.
         """
         check_is_fitted(self, "result_")
         arrays, about = self.result_.packed()
         kinds = str | int | float | list | tuple | np.generic | np.ndarray | None
         settings = self.get_params()
-        kept = {name: value for name, value in settings.items() if isinstance(value, kinds)}
+        kept: dict[str, Any] = {name: value for name, value in settings.items() if isinstance(value, kinds)}
+        if (schedule := schedules.to_settings(self.schedule)) is not None:
+            kept["schedule"] = schedule
         estimator = {
             "name": type(self).__name__,
             "settings": kept,
@@ -268,7 +281,8 @@ class _Partitioned(BaseEstimator):
         if missing:
             again = ", ".join(f"{name}=..." for name in missing)
             warnings.warn(f"{path}: {', '.join(missing)} not kept: to learn on, load(path, {again})", stacklevel=2)
-        loaded = cls(**{**known["settings"], **settings})
+        kept = known["settings"] | {"schedule": schedules.from_settings(known["settings"].get("schedule"))}
+        loaded = cls(**{**kept, **settings})
         loaded.result_ = unpacked(path, arrays, about)
         loaded._parts, loaded._data = [Part(**part) for part in known["parts"]], None
         loaded._mean, loaded._deviation = arrays["inputs.mean"], arrays["inputs.deviation"]
@@ -330,7 +344,7 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         hidden: sizes of hidden layers; none: a linear model.
         prior_scale: standard deviation of the weights under the prior, for standardised inputs.
         posterior: "full" covariances of a linear model's weights, or "mean-field"; networks are mean-field.
-        schedule: who works next; by default a hundred synchronous rounds.
+        schedule: who works next; by default a hundred synchronous rounds, or one pass where that is exact.
         solver: how a site refines its factor; chosen for the model, if not given.
         damping: the share of a proposed change that is taken.
         standardise: inputs, by their means and deviations; a stream keeps those of its first batch.
@@ -342,6 +356,7 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
     classes_: np.ndarray
 
     def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        check_columns(None, X)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
         check_rows(None, {"X": X})
         check_classification_targets(y)
@@ -349,6 +364,8 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
             self.classes_ = np.unique(y) if classes is None else np.unique(classes)
             if len(self.classes_) < 2:
                 raise InputError("y: expected at least 2 classes, got 1 class")
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise InputError(f"classes: cannot change within a stream, where they are {self.classes_.tolist()}")
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
             raise InputError(f"y: class {unknown[0]} is new: give all classes to the first partial_fit")
@@ -426,6 +443,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         self.noise_scale = noise_scale
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
+        check_columns(None, X)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, y_numeric=True)
         y = as_numbers(None, "y", y, np.float64)
         check_rows(None, {"X": X, "y": y})

@@ -1,7 +1,6 @@
 """The scikit-learn face: Gaussian processes that follow a stream."""
 
 import os
-import warnings
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -13,9 +12,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from partita._version import __version__
 from partita.checks import check_count
+from partita.columns import check_columns, warn_of_units
 from partita.errors import InputError, RunMismatch
 from partita.gp import kernels, likelihoods
-from partita.gp.sparse import Factor, SparseGP
+from partita.gp.sparse import Factor, SparseGP, by_output
 from partita.gp.stream import Hyper, Learning, Stream
 from partita.moments import Moments
 from partita.runtime import precision
@@ -25,8 +25,6 @@ from partita.telemetry import Progress, plain
 
 # Draws of the hyperparameters that predictions average over.
 DRAWS = 16
-# Rows that tell how large inputs are; how much larger the deviation of all may become with one batch.
-FEW, FAR = 10, 100.0
 
 
 class _StreamingGP(BaseEstimator):
@@ -119,16 +117,16 @@ class _StreamingGP(BaseEstimator):
             raise InputError("hyperparameters: cannot change within a stream: call fit, or begin another one")
         stream = replace(stream, learning=learning)
         inputs, targets = self.inputs_.with_rows(X), self.targets_.with_rows(y)
-        for name, before, after in (("X", self.inputs_, inputs), ("y", self.targets_, targets)):
-            if before.count >= FEW and np.any(after.affine.scale > FAR * before.affine.scale):
-                warnings.warn(f"{name}: this batch is far from all before it: has it other units?", stacklevel=3)
+        warn_of_units("X", self.inputs_, X, stacklevel=4)
+        if self.scales_targets_:
+            warn_of_units("y", self.targets_, y, stacklevel=4)
         if self.scales_inputs_ and stream.batches:
-            units = (self.targets_.shared, targets.shared) if self.scales_targets_ else None
+            units = (self.targets_.affine, targets.affine) if self.scales_targets_ else None
             stream = stream.rescaled(self.inputs_.affine, inputs.affine, units)
         stream = stream.absorb(self._scaled_inputs(X, inputs), self._scaled_targets(y, targets))
         if self.scales_targets_:
             # Densities of standardised targets are higher by the scale.
-            evidence = stream.log_evidence - y.size * np.log(targets.shared.scale[0])
+            evidence = stream.log_evidence - len(y) * np.log(targets.affine.scale).sum()
             stream = replace(stream, log_evidence=float(evidence))
         self.inputs_, self.targets_, self.stream_ = inputs, targets, stream
 
@@ -136,7 +134,7 @@ class _StreamingGP(BaseEstimator):
         return (X - inputs.affine.mean) / inputs.affine.scale if self.scales_inputs_ else X
 
     def _scaled_targets(self, y: np.ndarray, targets: Moments) -> np.ndarray:
-        return ((y - targets.shared.mean) / targets.shared.scale).T if self.scales_targets_ else y.T
+        return ((y - targets.affine.mean) / targets.affine.scale).T if self.scales_targets_ else y.T
 
     def _latent(self, X: Any) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         check_is_fitted(self, "stream_")
@@ -149,7 +147,7 @@ class _StreamingGP(BaseEstimator):
         gp = self.stream_.gp
         with precision(np.float64):
             each = [
-                gp.likelihood.response(gp.split({name: a[s] for name, a in drawn.items()})[1], m[s], v[s])
+                by_output(gp.likelihood.response, gp.split({name: a[s] for name, a in drawn.items()})[1], m[s], v[s])
                 for s in range(len(m))
             ]
         means, variances = (np.stack([np.asarray(pair[i]) for pair in each]) for i in (0, 1))
@@ -158,9 +156,10 @@ class _StreamingGP(BaseEstimator):
 
     @property
     def log_evidence_(self) -> float:
-        """log p(y_1) + log p(y_2 | y_1) + …, each term from below; unknown after `forget` and `revisit`.
+        """log p(y_1) + log p(y_2 | y_1) + …; unknown after `forget` and `revisit`.
 
-        With "ml", each term is at that batch's hyperparameters, so the sum is no bound.
+        Each term is what a batch adds to the free energy. With "variational" the sum is from below, as long as units
+        stay; with "ml" each term is at that batch's hyperparameters, so the sum is no bound.
         """
         check_is_fitted(self, "stream_")
         return self.stream_.log_evidence
@@ -279,6 +278,8 @@ class _StreamingGP(BaseEstimator):
             for name in Hyper._fields
         }
         factor = Factor(**{name: arrays[f"factor.{name}"] for name in Factor._fields})
+        if len(factor.precision) != len(factor.shift):
+            raise RunMismatch(f"{path}: several columns of y, in units that they share: written by an earlier version")
         loaded._begin(factor.points.shape[1], len(factor.shift))
         loaded.stream_ = replace(
             loaded.stream_,
@@ -303,7 +304,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     """Gaussian process regression on a stream: `partial_fit` takes a batch, and no old data are kept.
 
     Inputs and targets are standardised by what has been seen so far. Several columns of y share the kernel and its
-    hyperparameters.
+    hyperparameters, relative to the spread of each; each has its own noise.
 
     Args:
         kernel: squared exponential with a lengthscale per feature, if not given; in units of standardised inputs.
@@ -339,6 +340,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         return tags
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
+        check_columns(None, X)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True, y_numeric=True)
         y = as_numbers(None, "y", y, np.float64)
         check_rows(None, {"X": X, "y": y})
@@ -361,7 +363,7 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         """The mean of new observations, and their standard deviation, noise included."""
         mean, variance = self._responses(X)
         if self.scales_targets_:
-            units = self.targets_.shared
+            units = self.targets_.affine
             mean, variance = mean * units.scale[:, None] + units.mean[:, None], variance * units.scale[:, None] ** 2
         mean, std = mean.T, np.sqrt(variance).T
         if self._single:
@@ -381,11 +383,11 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
             for number, which in enumerate(chosen):
                 params = gp.split({name: value[which] for name, value in drawn.items()})[1]
                 for output in range(m.shape[1]):
-                    root = roots[which][min(output, len(roots[which]) - 1)]
-                    f = m[which, output] + root @ generator.standard_normal(len(X))
-                    out[:, output, number] = gp.likelihood.draw(params, f, generator)
+                    f = m[which, output] + roots[which][output] @ generator.standard_normal(len(X))
+                    own = {name: value[output] if np.ndim(value) else value for name, value in params.items()}
+                    out[:, output, number] = gp.likelihood.draw(own, f, generator)
         if self.scales_targets_:
-            units = self.targets_.shared
+            units = self.targets_.affine
             out = out * units.scale[:, None] + units.mean[:, None]
         return out[:, 0] if self._single else out
 
@@ -400,6 +402,7 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     _default_likelihood = "probit"
 
     def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        check_columns(None, X)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64)
         check_rows(None, {"X": X})
         check_classification_targets(y)

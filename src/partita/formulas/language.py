@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from partita.checks import is_whole
 from partita.errors import InputError
 
 # A column's name, in backticks if it is not a plain one.
 NAME = r"(`[^`]+`|[\w.]+)"
 RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
 QUOTED = re.compile(r"""\bQ\(\s*(?:"([^"`]+)"|'([^'`]+)')\s*\)""")
-# Characters, terms, brackets within brackets, and powers of numbers.
-LONGEST, MOST_TERMS, DEEPEST, LARGEST_POWER = 20_000, 10_000, 100, 1000
+# Characters, terms, brackets within brackets, powers of numbers, and degrees of polynomials.
+LONGEST, MOST_TERMS, DEEPEST, LARGEST_POWER, LARGEST_DEGREE = 20_000, 10_000, 100, 1000, 50
 
 OPERATORS = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow | ast.BitAnd | ast.BitOr
 COMPARISONS = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
@@ -278,8 +279,9 @@ def _check_given(name: str, node: ast.AST, given: dict[str, Any]) -> None:
     open_ones = [key for key in TO_BE_GIVEN[name] if given.get(key) is None or (name != "poly" and given[key] is True)]
     if open_ones or given.get("df") is not None or isinstance(given.get("constraints"), str):
         raise InputError(f"{shown}give {_wanted(name)}")
-    if not (isinstance(given.get("degree", 1), int) and given.get("degree", 1) <= LARGEST_POWER):
-        raise InputError(f"formula: {ast.unparse(node)}: degree: expected a whole number")
+    degree = given.get("degree", 1)
+    if not (is_whole(degree, 0) and degree <= LARGEST_DEGREE):
+        raise InputError(f"formula: {ast.unparse(node)}: degree: expected a whole number of at most {LARGEST_DEGREE}")
 
 
 def _wanted(name: str) -> str:

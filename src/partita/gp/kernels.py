@@ -35,6 +35,13 @@ class Kernel:
     def diagonal(self, params: Params, X: Array) -> Array:
         """k(x, x) of each row."""
 
+    def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
+        """By what each parameter grows where inputs, one number per feature, and targets grow by so much.
+
+        Parameters that are not named here have no units.
+        """
+        return {}
+
     def gram(self, params: Params, Z: Array) -> Array:
         """k between all rows, each of which is itself."""
         return jnp.where(jnp.eye(len(Z), dtype=bool), self.diagonal(params, Z), self.cross(params, Z, Z))
@@ -76,6 +83,10 @@ class Stationary(Kernel):
             raise InputError(f"lengthscale: expected {features} of them, one per feature, got {np.size(given)}")
         lengthscale = np.broadcast_to(np.asarray(given, float), (features,)) if self.ard or np.ndim(given) else given
         return {"variance": np.asarray(self.variance, float), "lengthscale": np.array(lengthscale, float)}
+
+    def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
+        many = self.ard or np.ndim(self.lengthscale)  # type: ignore[arg-type]
+        return {"variance": targets**2, "lengthscale": inputs if many else np.exp(np.mean(np.log(inputs)))}
 
     def cross(self, params: Params, X: Array, Z: Array) -> Array:
         # Differences do not depend on the origin, but rounding does.
@@ -134,6 +145,9 @@ class White(Kernel):
     def initial(self, features: int) -> dict[str, np.ndarray]:
         return {"variance": np.asarray(self.variance, float)}
 
+    def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
+        return {"variance": targets**2}
+
     def cross(self, params: Params, X: Array, Z: Array) -> Array:
         return jnp.zeros((len(X), len(Z)), X.dtype)
 
@@ -154,8 +168,7 @@ class Pair(Kernel):
                 raise InputError(f"kernel: expected a kernel, got {part!r}")
 
     def initial(self, features: int) -> dict[str, np.ndarray]:
-        parts = {"first": self.first.initial(features), "second": self.second.initial(features)}
-        return {f"{side}.{name}": value for side, part in parts.items() for name, value in part.items()}
+        return _joined(self.first.initial(features), self.second.initial(features))
 
     def cross(self, params: Params, X: Array, Z: Array) -> Array:
         first, second = _sides(params)
@@ -170,13 +183,25 @@ class Pair(Kernel):
 
 
 class Sum(Pair):
+    def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
+        return _joined(self.first.in_units(inputs, targets), self.second.in_units(inputs, targets))
+
     def combined(self, first: Array, second: Array) -> Array:
         return first + second
 
 
 class Product(Pair):
+    def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
+        half = math.sqrt(targets)
+        return _joined(self.first.in_units(inputs, half), self.second.in_units(inputs, half))
+
     def combined(self, first: Array, second: Array) -> Array:
         return first * second
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    sides = {"first": first, "second": second}
+    return {f"{side}.{name}": value for side, part in sides.items() for name, value in part.items()}
 
 
 def _sides(params: Params) -> tuple[Params, Params]:

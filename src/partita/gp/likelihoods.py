@@ -31,6 +31,10 @@ class Likelihood:
         """Starting values of its positive parameters: its own fields."""
         return {field.name: np.asarray(getattr(self, field.name), float) for field in fields(self)}
 
+    def in_units(self, targets: Any) -> dict[str, Any]:
+        """By what each parameter grows where targets grow by so much; those that are not named have no units."""
+        return {}
+
     def __post_init__(self) -> None:
         check_positive(f"{type(self).__name__}: ", **{field.name: getattr(self, field.name) for field in fields(self)})
 
@@ -81,6 +85,9 @@ class Normal(Likelihood):
     noise: float = 0.3
 
     exact = True
+
+    def in_units(self, targets: Any) -> dict[str, Any]:
+        return {"noise": targets}
 
     def log_prob(self, params: Params, f: Array, y: Array) -> Array:
         return -0.5 * ((y - f) / params["noise"]) ** 2 - jnp.log(params["noise"]) - 0.5 * LOG_2PI
@@ -171,6 +178,9 @@ class StudentT(Likelihood):
 
     def initial(self) -> dict[str, np.ndarray]:
         return {"noise": np.asarray(self.noise, float)}
+
+    def in_units(self, targets: Any) -> dict[str, Any]:
+        return {"noise": targets}
 
     def log_prob(self, params: Params, f: Array, y: Array) -> Array:
         nu, scale = self.freedom, params["noise"]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from partita.gp.collapsed import Seen, collapsed
@@ -27,12 +28,12 @@ from partita.runtime import Array
 
 
 class Factor(NamedTuple):
-    """exp(shiftᵀ u - uᵀ precision u / 2), u = f(points), for each output; one precision is shared by all of them."""
+    """exp(shiftᵀ u - uᵀ precision u / 2), u = f(points), for each output."""
 
     points: Array  # [capacity, features]
     present: Array  # [capacity], 1 or 0
     shift: Array  # [outputs, capacity]
-    precision: Array  # [outputs or 1, capacity, capacity]
+    precision: Array  # [outputs, capacity, capacity]
 
 
 class Batch(NamedTuple):
@@ -61,7 +62,7 @@ class Sites(NamedTuple):
     """exp(g f - h f² / 2) for every row: what stands for its likelihood."""
 
     shift: Array  # [outputs, rows]
-    precision: Array  # [outputs or 1, rows]
+    precision: Array  # [outputs, rows]
 
 
 class Whitened(NamedTuple):
@@ -84,18 +85,22 @@ class SparseGP:
         kernel = {name[7:]: value for name, value in params.items() if name.startswith("kernel.")}
         return kernel, {name[11:]: value for name, value in params.items() if name.startswith("likelihood.")}
 
-    def initial(self, features: int) -> dict[str, Any]:
-        kernel, likelihood = self.kernel.initial(features), self.likelihood.initial()
-        return {
-            **{f"kernel.{name}": value for name, value in kernel.items()},
-            **{f"likelihood.{name}": value for name, value in likelihood.items()},
-        }
+    def initial(self, features: int, outputs: int = 1) -> dict[str, Any]:
+        """Starting values; of what is in units of the targets, one for each output where there are several."""
+        likelihood = self.likelihood.initial()
+        if outputs > 1:
+            likelihood |= {name: np.full(outputs, likelihood[name]) for name in self.likelihood.in_units(1.0)}
+        return joined(self.kernel.initial(features), likelihood)
+
+    def in_units(self, inputs: Array, targets: Array) -> dict[str, Any]:
+        """By what each parameter grows where inputs, by feature, and targets, by output, grow by so much."""
+        return joined(self.kernel.in_units(inputs, np.exp(np.mean(np.log(targets)))), self.likelihood.in_units(targets))
 
     def covariance(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
         """K, with the identity where points are absent."""
         kernel = self.split(params)[0]
         scale = jnp.sum(self.kernel.diagonal(kernel, points) * present) / jnp.maximum(jnp.sum(present), 1)
-        K = self.kernel.gram(kernel, points) * (present[:, None] * present)
+        K = self.kernel.gram(kernel, points) * together(present)
         return K + jnp.eye(len(K), dtype=K.dtype) * (1 - present + jitter * scale * present)
 
     def cholesky(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
@@ -117,8 +122,8 @@ class SparseGP:
         else:
             kernel = self.split(params)[0]
             V = solve_triangular(L, self._crossed(kernel, step), lower=True)
-            left = self.kernel.gram(kernel, old.points) * (old.present[:, None] * old.present) - V.T @ V
-            lost = -0.5 * jnp.sum(old.precision * left) * (len(old.shift) / len(old.precision))
+            left = self.kernel.gram(kernel, old.points) * together(old.present) - V.T @ V
+            lost = -0.5 * jnp.sum(old.precision * left)
         return V @ old.precision @ V.T, old.shift @ V.T, lost
 
     def old_evidence(self, params: Params, old: Factor, jitter: Array) -> Array:
@@ -126,14 +131,13 @@ class SparseGP:
         L = self.cholesky(params, old.points, old.present, jitter)
         return log_partition(*solved(L.T @ old.precision @ L, old.shift @ L))
 
-    def free_energy(self, params: Params, step: Step, sites: Sites, relative: bool = False) -> tuple[Array, Sites]:
+    def free_energy(self, params: Params, step: Step, sites: Sites) -> tuple[Array, Sites]:
         """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df, and the sites to go to.
 
         Sites are what the bound is evaluated with. Where the likelihood is Gaussian the best are known at once.
-        `relative` to the same without the batch, log ∫ p(f | ε) t(f) df, exactly.
         """
         if self.likelihood.exact:
-            return self._collapsed(params, step, relative)
+            return self._collapsed(params, step)
         batch = step.batch
         L = self.cholesky(params, step.points, step.present, step.jitter)
         V, left = self.projected(params, L, step.points, step.present, batch.X)
@@ -142,38 +146,32 @@ class SparseGP:
         m, explained = moments(L_B, half, V)
         v = jnp.broadcast_to(explained + left, m.shape)
         likelihood = self.split(params)[1]
-        expected = self.likelihood.expected(likelihood, m, v, batch.y)
+        expected = by_output(self.likelihood.expected, likelihood, m, v, batch.y)
         total = log_partition(L_B, half) + lost + weighed(batch, expected)
         total -= jnp.sum(sites.shift * m - 0.5 * sites.precision * (m**2 + explained))
-        if relative and step.keeps:
-            total -= log_partition(*solved(precision, shift))
-        elif relative:
-            total -= self.old_evidence(params, step.old, step.jitter)
-        g, h = self.likelihood.sites(likelihood, m, v, batch.y)
+        g, h = by_output(self.likelihood.sites, likelihood, m, v, batch.y)
         return total, jax.lax.stop_gradient(Sites(g * batch.weights, h * batch.weights))
 
-    def _collapsed(self, params: Params, step: Step, relative: bool) -> tuple[Array, Sites]:
+    def _collapsed(self, params: Params, step: Step) -> tuple[Array, Sites]:
         """The free energy at the best sites."""
         (kernel, likelihood), batch, old = self.split(params), step.batch, step.old
-        nothing, prior = jnp.zeros_like(batch.y), self.kernel.diagonal(kernel, batch.X)
-        g, h = self.likelihood.sites(likelihood, nothing, prior, batch.y)
-        sites = Sites(g * batch.weights, h[:1] * batch.weights)
-        seen = Seen(
-            K=self.covariance(params, step.points, step.present, step.jitter),
-            old=None if step.keeps else self._crossed(kernel, step),
-            precision=old.precision[0],
-            shift=old.shift,
-            rows=step.present[:, None] * self.kernel.cross(kernel, step.points, batch.X),
-            h=sites.precision[0],
-            g=sites.shift,
-        )
-        expected = self.likelihood.expected(likelihood, nothing, jnp.broadcast_to(prior, nothing.shape), batch.y)
-        total = collapsed(relative and step.keeps, seen) + weighed(batch, expected)
+        nothing = jnp.zeros_like(batch.y)
+        prior = jnp.broadcast_to(self.kernel.diagonal(kernel, batch.X), nothing.shape)
+        g, h = by_output(self.likelihood.sites, likelihood, nothing, prior, batch.y)
+        sites = Sites(g * batch.weights, h * batch.weights)
+        K = self.covariance(params, step.points, step.present, step.jitter)
+        crossed = None if step.keeps else self._crossed(kernel, step)
+        rows = step.present[:, None] * self.kernel.cross(kernel, step.points, batch.X)
+
+        def one(own: Any) -> Array:
+            precision, shift, h, g = own
+            return collapsed(Seen(K, crossed, precision, shift, rows, h, g))
+
+        each = for_each(one, (old.precision, old.shift, sites.precision, sites.shift))
+        expected = by_output(self.likelihood.expected, likelihood, nothing, prior, batch.y)
+        total = jnp.sum(each) + weighed(batch, expected)
         if not step.keeps:
-            K = self.kernel.gram(kernel, old.points) * (old.present[:, None] * old.present)
-            total -= 0.5 * len(old.shift) * jnp.sum(old.precision[0] * K)
-            if relative:
-                total -= self.old_evidence(params, old, step.jitter)
+            total -= 0.5 * jnp.sum(old.precision * self.kernel.gram(kernel, old.points) * together(old.present))
         return total, sites
 
     def _crossed(self, kernel: Params, step: Step) -> Array:
@@ -182,8 +180,7 @@ class SparseGP:
 
     def first_sites(self, batch: Batch) -> Sites:
         """Where refinements of sites start: as if nothing had been seen."""
-        rows = 1 if self.likelihood.exact else len(batch.y)
-        return Sites(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y)[:rows])
+        return Sites(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y))
 
     def improved(self, sites: Sites, share: Array, bound: Callable[[Sites], tuple[Array, Sites]]) -> Any:
         """Sites moved by a share of the way that natural gradients point, if the bound is no lower there.
@@ -218,20 +215,37 @@ class SparseGP:
         return Whitened(L, *solved(L.T @ factor.precision @ L, factor.shift @ L))
 
     def predicted(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
-        """Mean [outputs, rows] and variance [outputs or 1, rows] of f(X)."""
+        """Mean [outputs, rows] and variance [outputs, rows] of f(X)."""
         q = self.posterior(params, factor, jitter)
         V, left = self.projected(params, q.L, factor.points, factor.present, X)
         m, v = moments(q.L_B, q.half, V)
         return m, v + left
 
     def predicted_jointly(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
-        """Mean [outputs, rows] and covariance [outputs or 1, rows, rows] of f(X)."""
+        """Mean [outputs, rows] and covariance [outputs, rows, rows] of f(X)."""
         q = self.posterior(params, factor, jitter)
         V, _ = self.projected(params, q.L, factor.points, factor.present, X)
         whole = for_each(lambda part: solve_triangular(part, V, lower=True), q.L_B)
         m, _ = moments(q.L_B, q.half, V)
         left = self.kernel.gram(self.split(params)[0], X) - V.T @ V
         return m, for_each(lambda W: W.T @ W, whole) + left
+
+
+def together(present: Array) -> Array:
+    """1 where both of a pair of points are present."""
+    return present[:, None] * present
+
+
+def by_output(function: Callable[..., Any], params: Params, *parts: Array) -> Any:
+    """A likelihood's function of [outputs, rows]; parameters that have an axis hold one value for each output."""
+    axes = {name: 0 if jnp.ndim(value) else None for name, value in params.items()}
+    return jax.vmap(function, in_axes=(axes, *(0 for _ in parts)))(params, *parts)
+
+
+def joined(kernel: dict[str, Any], likelihood: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of both, told apart by "kernel." and "likelihood."."""
+    parts = {"kernel": kernel, "likelihood": likelihood}
+    return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
 
 def weighed(batch: Batch, each: Array) -> Array:

@@ -28,6 +28,8 @@ SMALLEST = 128
 FEWEST_ROWS = 32
 # Standard deviation of the prior of every log hyperparameter.
 PRIOR_SCALE = 1.0
+# How far the mean or the logarithm of the spread of targets moves, in spreads, before beliefs about a kernel are stale.
+STEADY = 0.1
 # The first jitter, relative to the mean of the diagonal, and the largest before giving up.
 JITTER = 1e-9
 MOST_JITTER = 1e-3
@@ -46,8 +48,8 @@ class Learning:
     """How a stream learns.
 
     Args:
-        hyperparameters: "variational" keeps a distribution, which is the next batch's prior; "ml" a point that
-            maximises the free energy of old factor and new batch; "fixed" leaves them as they are.
+        hyperparameters: "variational" keeps a distribution; "ml" a point that maximises the free energy of old factor
+            and new batch; "fixed" leaves them as they are.
         pseudo_points: "private" gives each batch new points and leaves the old ones where they are; "shared" moves all.
         points_per_batch: how many are added with a batch.
         max_points: how many there may be; beyond, those that the others determine least well are kept, unmoved.
@@ -100,6 +102,8 @@ class Stream:
     learning: Learning
     hyper: Hyper
     factor: Factor
+    # The share of what is believed of the kernel that was heard in units that are no more.
+    stale: float = 0.0
     log_evidence: float = 0.0
     jitter: float = JITTER
     batches: int = 0
@@ -111,17 +115,15 @@ class Stream:
     def begin(
         cls, gp: SparseGP, learning: Learning, features: int, outputs: int = 1, seed: int = 0, keep_parts: bool = False
     ) -> "Stream":
-        logs = {name: np.log(np.asarray(value, float)) for name, value in gp.initial(features).items()}
-        spread = PRIOR_SCALE if learning.hyperparameters == "variational" else 0.0
-        hyper = Hyper(logs, {name: np.full_like(value, spread) for name, value in logs.items()})
+        hyper = believed(gp, learning, features, outputs)
         if keep_parts and (learning.pseudo_points == "shared" or learning.max_points is not None):
             raise InputError("keep_factors: needs private pseudo-points and no max_points: others do not stay")
-        rows, capacity = 1 if gp.likelihood.exact else outputs, capacity_of(1, learning.max_points)
+        capacity = capacity_of(1, learning.max_points)
         factor = Factor(
             np.zeros((capacity, features)),
             np.zeros(capacity),
             np.zeros((outputs, capacity)),
-            np.zeros((rows, capacity, capacity)),
+            np.zeros((outputs, capacity, capacity)),
         )
         return cls(gp, learning, hyper, factor, parts=() if keep_parts else None, seed=seed)
 
@@ -145,10 +147,23 @@ class Stream:
             self,
             hyper=learnt.hyper,
             factor=learnt.factor,
+            stale=0.0,
             log_evidence=self.log_evidence + float(learnt.log_evidence),
             jitter=jitter,
             batches=self.batches + 1,
             parts=None if self.parts is None else (*self.parts, learnt.own),
+        )
+
+    def _first(self) -> Hyper:
+        """The prior of the kernel's hyperparameters, and what is believed by now of the likelihood's.
+
+        Beside it the factor says what old batches say of the kernel; of the likelihood it says nothing.
+        """
+        first = believed(self.gp, self.learning, self.factor.points.shape[1], len(self.factor.shift))
+        known = [name for name in first.location if name.startswith("likelihood.")]
+        return Hyper(
+            first.location | {name: self.hyper.location[name] for name in known},
+            first.scale | {name: self.hyper.scale[name] for name in known},
         )
 
     def _learnt(self, learning: Learning, step: Step, movable: np.ndarray) -> tuple["Learnt", float]:
@@ -160,7 +175,8 @@ class Stream:
         jitter = self.jitter
         while jitter <= MOST_JITTER:
             given = step._replace(jitter=np.asarray(jitter))
-            learnt = on_host(learn(self.gp, learning, self.hyper, given, movable, noise))
+            beliefs = (self.hyper, self._first(), np.asarray(self.stale))
+            learnt = on_host(learn(self.gp, learning, *beliefs, given, movable, noise))
             if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)):
                 return learnt, jitter
             jitter *= 10
@@ -210,7 +226,7 @@ class Stream:
         changes = []
         for task, part in zip(tasks, parts, strict=True):
             own = enlarged(part, size)
-            matrix = L.T @ own.precision[min(output, len(own.precision) - 1)] @ L
+            matrix = L.T @ own.precision[output] @ L
             changes.append(
                 Update(task.site, task.version, Gaussian(L.T @ own.shift[output], 0.5 * (matrix + matrix.T)), 0.0)
             )
@@ -219,22 +235,42 @@ class Stream:
 
     def rescaled(self, before: Affine, after: Affine, targets: tuple[Affine, Affine] | None) -> "Stream":
         """The same stream in other units of inputs and, where given, of targets."""
+        outputs = len(self.factor.shift)
+        if targets is None:
+            targets = (Affine(np.zeros(outputs), np.ones(outputs)),) * 2
+        old, new = targets
+        larger, moved = new.scale / old.scale, (new.mean - old.mean) / old.scale
 
         def changed(factor: Factor) -> Factor:
             points = (factor.points * before.scale + before.mean - after.mean) / after.scale
-            shift, matrix = factor.shift, factor.precision
-            if targets is not None:
-                old, new = targets
-                moved = ((new.mean - old.mean) / old.scale)[:, None] * factor.present
-                ratio = (new.scale / old.scale)[:, None]
-                shift = (
-                    shift - np.einsum("oab,ob->oa", np.broadcast_to(matrix, (len(shift), *matrix.shape[1:])), moved)
-                ) * ratio
-                matrix = matrix * (ratio[: len(matrix), :, None] ** 2)
-            return Factor(points * factor.present[:, None], factor.present, shift, matrix)
+            shift = factor.shift - moved[:, None] * (factor.precision @ factor.present)
+            matrix = factor.precision * larger[:, None, None] ** 2
+            return Factor(points * factor.present[:, None], factor.present, shift * larger[:, None], matrix)
 
-        parts = None if self.parts is None else tuple(map(changed, self.parts))
-        return dataclasses.replace(self, factor=changed(self.factor), parts=parts)
+        return dataclasses.replace(
+            self,
+            hyper=self._in_other_units(self.gp.in_units(before.scale / after.scale, 1 / larger)),
+            factor=changed(self.factor),
+            stale=1 - (1 - self.stale) * np.exp(-np.max(np.abs(moved) + np.abs(np.log(larger))) / STEADY),
+            parts=None if self.parts is None else tuple(map(changed, self.parts)),
+        )
+
+    def _in_other_units(self, grown: dict[str, Any]) -> Hyper:
+        """Beliefs about hyperparameters whose values grow by so much in other units.
+
+        q(log ε) is their prior, which is relative to the units, times what batches have said, which is about the data
+        and has to be converted. Both are Gaussian: a location moves by the batches' share of the precision.
+        """
+
+        def moved(name: str, location: Array) -> Array:
+            learnt = 1 - (self.hyper.scale[name] / PRIOR_SCALE) ** 2
+            if name not in grown:
+                return location
+            return location + np.clip(learnt, 0, 1) * np.reshape(np.log(grown[name]), np.shape(location))
+
+        if self.learning.hyperparameters == "fixed":
+            return self.hyper
+        return self.hyper._replace(location={name: moved(name, at) for name, at in self.hyper.location.items()})
 
     def _placed(self, batch: Batch) -> tuple[Step, np.ndarray]:
         """Points for a new batch, and which of them may move."""
@@ -298,7 +334,7 @@ class Stream:
         with precision(np.float64):
             drawn, places = self.draws(samples), X[padding(len(X))]
             m, v = on_host(predict(self.gp, drawn, self.factor, places, np.asarray(self.jitter)))
-        return m[..., : len(X)], np.broadcast_to(v, m.shape)[..., : len(X)], drawn
+        return m[..., : len(X)], v[..., : len(X)], drawn
 
     def draws(self, samples: int) -> dict[str, np.ndarray]:
         """Hyperparameters with a leading axis; only their point, where nothing else is believed."""
@@ -310,11 +346,18 @@ class Stream:
             return on_host(exponentials(jax.vmap(unravel)(logs)))
 
     def joint(self, X: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """As `latent`, with covariances [draws, outputs or 1, rows, rows]."""
+        """As `latent`, with covariances [draws, outputs, rows, rows]."""
         with precision(np.float64):
             drawn = self.draws(samples)
             m, S = on_host(predict_jointly(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))
         return m, S, drawn
+
+
+def believed(gp: SparseGP, learning: Learning, features: int, outputs: int) -> Hyper:
+    """Beliefs about hyperparameters before there are any data."""
+    logs = {name: np.log(np.asarray(value, float)) for name, value in gp.initial(features, outputs).items()}
+    spread = PRIOR_SCALE if learning.hyperparameters == "variational" else 0.0
+    return Hyper(logs, {name: np.full_like(value, spread) for name, value in logs.items()})
 
 
 class Learnt(NamedTuple):
@@ -325,41 +368,62 @@ class Learnt(NamedTuple):
 
 
 @eqx.filter_jit
-def learn(gp: SparseGP, learning: Learning, hyper: Hyper, given: Step, movable: Array, noise: Array) -> Learnt:
+def learn(
+    gp: SparseGP,
+    learning: Learning,
+    hyper: Hyper,
+    first: Hyper,
+    stale: Array,
+    given: Step,
+    movable: Array,
+    noise: Array,
+) -> Learnt:
     """Hyperparameters and points that raise the free energy of a batch, then its factor.
 
     `noise`, [steps, samples, hyperparameters], makes draws of the hyperparameters.
+
+    What old batches say about the kernel is known twice: in what is believed of it, and in the evidence of the factor,
+    which with the `first` prior makes the same belief. The latter does not know what points do not hold. The former
+    has forgotten which hyperparameters go together, and was heard in other units: it counts by the share that is not
+    `stale`, the latter for the rest.
     """
     variational = learning.hyperparameters == "variational"
     draws = learning.samples if variational else 1
     (mean, unravel), (spread, _) = ravel_pytree(hyper.location), ravel_pytree(hyper.scale)
+    begun = MeanField.from_moments(ravel_pytree(first.location)[0], ravel_pytree(first.scale)[0])
+    remembered = MeanField.from_moments(mean, spread) ** (1 - stale) * begun**stale if variational else begun
 
-    def values(logs: Array, places: Array, sites: Sites, relative: bool = False) -> tuple[Array, Sites]:
-        return gp.free_energy(exponentials(unravel(logs)), given._replace(points=places), sites, relative)
+    def values(logs: Array, places: Array, sites: Sites) -> tuple[Array, Sites]:
+        return gp.free_energy(exponentials(unravel(logs)), given._replace(points=places), sites)
+
+    def divergence(free: Free, other: MeanField) -> Array:
+        return MeanFieldMoments(free.location, free.log_scale).kl(other)
+
+    def before(logs: Array) -> Array:
+        return gp.old_evidence(exponentials(unravel(logs)), given.old, given.jitter)
 
     def settled(logs: Array, places: Array, state: tuple[Sites, Array]) -> tuple[Sites, Array]:
         logs, places = jax.lax.stop_gradient((logs, places))
         return gp.improved(*state, lambda sites: values(logs, places, sites))
 
-    def loss(moved: Free, states: Any, noise: Array) -> tuple[Array, Any]:
+    def loss(moved: Free, states: Any, noise: Array) -> tuple[Array, tuple[Any, Array]]:
         free = completed(moved)
         logs = free.location + jnp.exp(free.log_scale) * noise if variational else free.location[None]
 
-        def one(pair: Any) -> tuple[Array, Any]:
+        def one(pair: Any) -> tuple[Array, Array, Any]:
             logs, state = pair
             if not gp.likelihood.exact:
                 state = settled(logs, free.points, state)
-            # What the old factor says about hyperparameters is in their prior already, if they have one.
-            return values(logs, free.points, state[0], relative=variational)[0], state
+            known = (1 - stale) * before(logs) if variational else 0.0
+            total = values(logs, free.points, state[0])[0]
+            return total - known, total, state
 
-        each, states = for_each(one, (logs, states))
-        if not variational:
-            return -jnp.mean(each), states
-        believed = MeanFieldMoments(free.location, free.log_scale)
-        return believed.kl(MeanField.from_moments(mean, spread)) - jnp.mean(each), states
+        each, totals, states = for_each(one, (logs, states))
+        cost = divergence(free, remembered) if variational else 0.0
+        return cost - jnp.mean(each), (states, jnp.mean(totals))
 
-    first = (gp.first_sites(given.batch), jnp.ones((), given.batch.y.dtype))
-    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), first)
+    sites = (gp.first_sites(given.batch), jnp.ones((), given.batch.y.dtype))
+    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), sites)
     start = Free(mean, jnp.log(spread) if variational else spread, given.points)
     moving = (learning.hyperparameters != "fixed", variational, learning.moves_points)
     free = Free(*(part if moves else None for part, moves in zip(start, moving, strict=True)))
@@ -371,29 +435,31 @@ def learn(gp: SparseGP, learning: Learning, hyper: Hyper, given: Step, movable: 
 
     def step(carry: Any, noise: Array) -> tuple[Any, Array]:
         free, state, states = carry
-        (value, states), gradient = jax.value_and_grad(loss, has_aux=True)(free, states, noise)
+        (_, (states, total)), gradient = jax.value_and_grad(loss, has_aux=True)(free, states, noise)
         if gradient.points is not None:
             gradient = gradient._replace(points=gradient.points * movable[:, None])
         updates, state = optimiser.update(gradient, state)
-        return (optax.apply_updates(free, updates), state, states), value
+        return (optax.apply_updates(free, updates), state, states), total
 
-    losses = None
+    totals = None
     if steps:
-        (free, _, states), losses = jax.lax.scan(step, (free, optimiser.init(free), states), noise)
+        (free, _, states), totals = jax.lax.scan(step, (free, optimiser.init(free), states), noise)
     free = completed(free)
     last = jax.tree.map(lambda a: a[0], states)
     if not gp.likelihood.exact:
         last = jax.lax.fori_loop(0, SITE_STEPS, lambda _, state: settled(free.location, free.points, state), last)
     total, target = values(free.location, free.points, last[0])
-    sites = target if gp.likelihood.exact else last[0]
+    settled_sites = target if gp.likelihood.exact else last[0]
     scale = jnp.exp(free.log_scale) if variational else spread
     new = Hyper(unravel(free.location), unravel(scale))
-    factor, own = gp.absorbed(exponentials(new.location), given._replace(points=free.points), sites)
-    if variational and losses is not None:
+    factor, own = gp.absorbed(exponentials(new.location), given._replace(points=free.points), settled_sites)
+    if variational and totals is not None:
         # At rates near zero: draws of what is believed in the end, from the last steps.
-        gained = -jnp.mean(losses[-max(1, steps // 4) :])
+        drawn = mean + spread * noise[-max(1, steps // 4) :, 0]
+        gained = jnp.mean(totals[-len(drawn) :]) - jnp.mean(jax.lax.map(before, drawn))
+        gained += divergence(start, begun) - divergence(free, begun)
     else:
-        gained = total - gp.old_evidence(exponentials(hyper.location), given.old, given.jitter)
+        gained = total - before(mean)
     return Learnt(new, factor, own, gained)
 
 

@@ -1,4 +1,4 @@
-"""Linear algebra of posteriors over whitened values: one for each output, or one precision that all share."""
+"""Linear algebra of posteriors over whitened values, one for each output."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,19 +36,15 @@ def solved(precision: Array, shift: Array) -> tuple[Array, Array]:
     """The factors of I + precision, and what solves its half of the equations."""
     eye = jnp.eye(precision.shape[-1], dtype=precision.dtype)
     L_B = for_each(lambda part: cholesky(eye + part), precision)
-    if len(L_B) == 1:
-        return L_B, solve_triangular(L_B[0], shift.T, lower=True).T
     return L_B, for_each(lambda pair: solve_triangular(pair[0], pair[1], lower=True), (L_B, shift))
 
 
 def log_partition(L_B: Array, half: Array) -> Array:
     """log ∫ N(v; 0, I) t(v) dv, summed over outputs."""
-    logs = log_diagonal(L_B)
-    return 0.5 * jnp.sum(half**2) - logs * (len(half) / len(L_B))
+    return 0.5 * jnp.sum(half**2) - log_diagonal(L_B)
 
 
 def moments(L_B: Array, half: Array, V: Array) -> tuple[Array, Array]:
-    """Mean [outputs, rows] and variance [outputs or 1, rows] of Vᵀ v."""
+    """Mean and variance [outputs, rows] of Vᵀ v."""
     whole = for_each(lambda part: solve_triangular(part, V, lower=True), L_B)
-    m = half @ whole[0] if len(L_B) == 1 else jnp.einsum("oc,ocn->on", half, whole)
-    return m, jnp.sum(whole**2, axis=1)
+    return jnp.einsum("oc,ocn->on", half, whole), jnp.sum(whole**2, axis=1)

@@ -33,16 +33,23 @@ class AbstractModel(eqx.Module):
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
     # there are any, so that a whole step never lowers the free energy, and is exact without them;
     # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
-    # layers; whether it has exponentials, of which a wide prior expects too much to start from.
+    # layers; whether it is a network of any kind, whose weights are drawn however few they are;
+    # whether it has exponentials, of which a wide prior expects too much to start from.
     closed_form: ClassVar[bool] = False
     conjugate: ClassVar[bool] = False
     projected: ClassVar[bool] = False
     layered: ClassVar[bool] = False
+    drawn: ClassVar[bool] = False
     steep: ClassVar[bool] = False
 
     outputs: ClassVar[int] = 1
 
     given_prior: Family | None = eqx.field(default=None, kw_only=True)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a site's factor does not depend on the others', so that one pass is the answer."""
+        return False
 
     @property
     def smooth(self) -> bool:
@@ -202,6 +209,11 @@ class Model(AbstractModel):
     With hyperparameters, `log_prob(params, data, hyper)`. A shard is an array, or a tuple or dictionary of
     arrays with equally many rows, or `pt.models.Weighted(data, weights)`. Refinements begin at `init`; if not given, at
     a narrow density around the mean of a Gaussian prior, and at any other prior itself.
+
+    Under a Gaussian of up to 300 numbers it is integrated by gradients at 512 fixed points (`ExpectedSlope`): they find
+    the deviations of the best Gaussian within 3 %, whether the function has two derivatives or kinks. More numbers, and
+    other families, take 32 draws at a time (`MonteCarlo`), which leave ten per cent of noise in deviations and more:
+    give `fit(expectation=MonteCarlo(500))`.
 
     >>> import jax.numpy as jnp
     >>> from partita.families import Gaussian

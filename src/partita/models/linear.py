@@ -200,6 +200,10 @@ class LinearRegression(LinearPredictor):
         return self.posterior == "full"
 
     @property
+    def exact(self) -> bool:
+        return self.conjugate
+
+    @property
     def hyper(self) -> Hyper:
         known = {} if self.noise is None else {"noise": float(self.noise)}
         return {"prior_scale": float(self.prior_scale), **known}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -139,6 +139,8 @@ class Network(Predictor):
     >>> [layer.weights.shape for layer in model.start.location]
     [(4, 3), (3, 2)]
     """
+
+    drawn: ClassVar[bool] = True
 
     layers: Any = eqx.field(converter=lambda given: _sizes(given) if isinstance(given, list | tuple) else given)
     activation: str = "relu"

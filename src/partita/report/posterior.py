@@ -36,7 +36,7 @@ def in_units(result: Result) -> np.ndarray | None:
     θᵀ (x - c)/s + b = (θ/s)ᵀ x + b - θᵀ(c/s)
     """
     design, model = result.design, result.model
-    if design is None or "unit" not in design or not isinstance(model, LinearPredictor):
+    if design is None or "formula" in design or "unit" not in design or not isinstance(model, LinearPredictor):
         return None
     if len(design["columns"]) != model.features:
         return None

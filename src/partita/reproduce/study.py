@@ -17,6 +17,7 @@ import optax
 
 from partita import datasets
 from partita.errors import InputError
+from partita.files import MOST_TABLE, make_folder, read_file
 from partita.models import Network
 from partita.report import Chart, Curve
 from partita.telemetry import Row, plain
@@ -76,7 +77,7 @@ def run_study(cells: Sequence[Cell], folder: Path, rows_per_second: Callable[[],
     """
     kept = folder / "cells"
     try:
-        kept.mkdir(parents=True, exist_ok=True)
+        make_folder(kept)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from None
     waiting = [cell for cell in cells if not (kept / cell.path).exists()]
@@ -90,7 +91,7 @@ def run_study(cells: Sequence[Cell], folder: Path, rows_per_second: Callable[[],
             if not path.exists():
                 watch.begin(cell)
                 _write(path, list(_watched(cell, watch)))
-            rows += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            rows += [json.loads(line) for line in read_file(path, MOST_TABLE).decode().splitlines()]
     return rows
 
 

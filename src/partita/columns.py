@@ -1,0 +1,145 @@
+"""Columns of tables: their names and kinds, and how large their values have been in a stream."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from partita.errors import InputError, ShardError
+from partita.moments import Moments
+
+# Rows that tell how large values are; how much larger or smaller a batch may be.
+FEW, FAR = 10, 100.0
+
+
+def names_of(table: Any) -> tuple[str, ...] | None:
+    """The names of a frame's columns; None of anything else."""
+    columns = getattr(table, "columns", None)
+    if columns is None or np.ndim(columns) != 1:
+        return None
+    names = tuple(columns)
+    return names if names and all(isinstance(name, str) for name in names) else None
+
+
+def has_dates(values: Any) -> bool:
+    """Whether a column holds points or spans of time, with or without a time zone."""
+    kind = getattr(getattr(values, "dtype", None), "kind", None)
+    return kind in ("m", "M") or np.asarray(values).dtype.kind in "mM"
+
+
+def check_columns(site: int | None, table: Any) -> None:
+    """That all columns of a frame hold numbers; of anything else, nothing."""
+    names = names_of(table) or ()
+    if len(set(names)) < len(names):
+        raise ShardError(site, "X", f"has two columns called {max(names, key=names.count)!r}")
+    for name in names:
+        column = table[name]
+        if has_dates(column):
+            raise ShardError(site, name, "holds dates: give numbers instead, such as days since the first one")
+        try:
+            np.asarray(column, float)
+        except (TypeError, ValueError) as error:
+            if "NA" in str(error):  # missing values, which are told of elsewhere
+                continue
+            words = "holds text or categories: give one column of 0 and 1 for each level but one instead"
+            raise ShardError(site, name, words) from None
+
+
+def arrange(table: Any, names: Sequence[str] | None) -> Any:
+    """A frame with its columns in this order; anything else as it is."""
+    own = names_of(table)
+    if names is None or own is None or own == tuple(names):
+        return table
+    missing, unknown = sorted(set(names) - set(own)), sorted(set(own) - set(names))
+    if missing or unknown:
+        lacks = [f"{', '.join(missing)} missing"] * bool(missing) + [f"{', '.join(unknown)} unknown"] * bool(unknown)
+        raise InputError(f"X: expected the columns {', '.join(names)}, as in the first table: {'; '.join(lacks)}")
+    return table[list(names)]
+
+
+def arrange_together(shards: Sequence[Any]) -> tuple[tuple[str, ...] | None, list[Any]]:
+    """Shards of several sites, the columns of frames in the order of the first one's; and their names, if any."""
+    tables = [shard[0] if isinstance(shard, tuple | list) and len(shard) else None for shard in shards]
+    names = next((own for own in map(names_of, tables) if own is not None), None)
+    if names is None:
+        return None, list(shards)
+    together = []
+    for site, (shard, table) in enumerate(zip(shards, tables, strict=True)):
+        try:
+            together.append(shard if table is None else (arrange(table, names), *shard[1:]))
+        except InputError as error:
+            raise ShardError(site, "X", str(error).removeprefix("X: ")) from None
+    return names, together
+
+
+def warn_of_units(name: str, before: Moments, rows: np.ndarray, stacklevel: int) -> None:
+    """Say so where a batch's values are of another order than all before it."""
+    if before.count < FEW or not np.size(rows):
+        return
+    wider = before.with_rows(rows).affine.scale > FAR * before.affine.scale
+    size, known = np.sqrt(np.mean(rows**2, axis=0)), np.hypot(before.mean, before.deviation)
+    # A column of zeros may be a level that nobody has in this batch.
+    smaller = (size > 0) & (FAR * size < known) & (len(rows) >= FEW)
+    if np.any(wider | smaller):
+        warnings.warn(f"{name}: this batch is far from all before it: has it other units?", stacklevel=stacklevel)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a stream remembers of the columns of its tables: names, if they have any, and how large values were."""
+
+    names: tuple[str, ...] | None = None
+    inputs: Moments = field(default_factory=Moments)
+    targets: Moments = field(default_factory=Moments)
+
+    def arrange(self, shard: Any) -> Any:
+        """A batch, `(X, y)` or `(X, y, weights)`, with the columns of a frame in the order of the first one's."""
+        if not isinstance(shard, tuple | list) or not len(shard):
+            return arrange(shard, self.names)
+        if self.names and self.inputs.count and names_of(shard[0]) is None:
+            warnings.warn(f"X: has no names of columns: taken as {', '.join(self.names)}, as before", stacklevel=3)
+        return (arrange(shard[0], self.names), *shard[1:])
+
+    def after(self, shard: Any, stacklevel: int = 4) -> "Columns":
+        """With one more batch, which is said to be far off if it is."""
+        if not isinstance(shard, tuple | list) or len(shard) not in (2, 3):
+            return self
+        X, y = (_numbers(part) for part in shard[:2])
+        if X is None or y is None:
+            return self
+        warn_of_units("X", self.inputs, X, stacklevel)
+        warn_of_units("y", self.targets, y, stacklevel)
+        first = names_of(shard[0]) if self.inputs.count == 0 and self.names is None else self.names
+        return Columns(first, self.inputs.with_rows(X), self.targets.with_rows(y))
+
+    def settings(self) -> dict[str, Any]:
+        """As plain values, to store."""
+        parts = {"inputs": self.inputs, "targets": self.targets}
+        values = {
+            name: [part.count, np.asarray(part.mean).tolist(), np.asarray(part.total).tolist()]
+            for name, part in parts.items()
+        }
+        return {"names": None if self.names is None else list(self.names), **values}
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any] | None) -> "Columns":
+        """The inverse of `settings`; nothing, where nothing was stored."""
+        if settings is None:
+            return cls()
+        inputs, targets = (
+            Moments(count, np.asarray(mean, float), np.asarray(total, float))
+            for count, mean, total in (settings["inputs"], settings["targets"])
+        )
+        names = settings["names"]
+        return cls(None if names is None else tuple(names), inputs, targets)
+
+
+def _numbers(values: Any) -> np.ndarray | None:
+    """Rows of numbers; None where they are not, or none, or of another shape than before, which a model refuses."""
+    try:
+        array = np.asarray(values, float)
+    except (TypeError, ValueError):
+        return None
+    return array.reshape(len(array), -1) if array.ndim in (1, 2) and len(array) and np.isfinite(array).all() else None
