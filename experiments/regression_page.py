@@ -51,7 +51,8 @@ The posterior of a gaussian regression without groups is exact, so that what dif
 approximated by a Gaussian: the closest one, by KL(q ‖ p), found by SciPy on the pooled rows, shows what that can reach
 at best. `pt.partial_fit` keeps a Gaussian of each batch and none of its rows. What that costs is seen where the closest
 Gaussian is found batch after batch: much where batches are small or contradict each other, as in files that are sorted
-by their target (infert) or whose counts vary more than a Poisson's (randhie).
+by their target (infert, fair: the first batch has nearly all cases) or whose counts vary more than a Poisson's
+(randhie). Then its evidence is no bound, either.
 """
 STATSMODELS = """
 Maximum likelihood and its standard errors have no prior, so no target is set here: where rows are few or columns
@@ -181,7 +182,9 @@ def broken(row: Any) -> list[str]:
         if not abs(evidence_error(row, name)) <= NATS:
             faults.append(f"evidence off by {evidence_error(row, name):+.3f} nats")
         if faults and name in row.gaussians and _same(face, row.gaussians[name]):
-            faults.append("so is the closest Gaussian")
+            faults.append("the closest Gaussian is there, too")
+        if faults and face.warned:
+            faults.append("the run warned that it was stuck")
         if faults:
             found.append(f"{row.data.name}, {FACES[name]}: {'; '.join(faults)}")
     return found

@@ -43,6 +43,7 @@ class Face:
     seconds: float = np.nan
     noise: float = np.nan
     interval: np.ndarray | None = None  # of 95 %; an estimator's has none for the intercept
+    warned: bool = False  # that the run had a problem
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,17 @@ def site_of_rows(data: DataSet, table: pd.DataFrame) -> np.ndarray:
 def by_regress(data: DataSet, table: pd.DataFrame, problem: Problem) -> Face:
     sites = {f"site {number}": table.iloc[rows] for number, rows in enumerate(data.parts(table))}
     began = time.perf_counter()
-    found = pt.regress(data.full_formula, sites, family=data.family, prior_scale=PRIOR_SCALE)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = pt.regress(data.full_formula, sites, family=data.family, prior_scale=PRIOR_SCALE)
     seconds = time.perf_counter() - began
     rows = {row["name"]: row for row in found.coefficients()}
     mean, sd, low, high = (
         in_order(problem.names, {name: row[key] for name, row in rows.items()}) for key in ("mean", "sd", "low", "high")
     )
     noise = next((row["median"] for row in found.spreads() if row["name"] == "noise"), np.nan)
-    return Face(mean, sd, found.log_evidence, seconds, noise, np.column_stack([low, high]))
+    warned = any("had a problem" in str(one.message) for one in said)
+    return Face(mean, sd, found.log_evidence, seconds, noise, np.column_stack([low, high]), warned)
 
 
 def by_estimator(problem: Problem, X: np.ndarray, y: np.ndarray, sites: np.ndarray) -> Face:
