@@ -679,7 +679,8 @@ def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, 
     if run.learner is not None:
         for site in doubted:
             run.learner.forget(site)
-    return distrusted | doubted
+    # Where reports are noisy, one that is far off is not counted, but nobody is blamed for it.
+    return distrusted if run.stochastic else distrusted | doubted
 
 
 def _seen(run: Run, books: Books, complete: bool) -> tuple[float | None, float | None]:
