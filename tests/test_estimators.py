@@ -1,5 +1,6 @@
 """The scikit-learn face: its own checks, and what a user would try."""
 
+import time
 from copy import deepcopy
 
 import numpy as np
@@ -294,3 +295,18 @@ def test_running_moments_are_those_of_all_rows():
         moments = moments.with_rows(part)
     np.testing.assert_allclose(moments.affine.mean, rows.mean(axis=0))
     np.testing.assert_allclose(moments.affine.scale, [rows[:, 0].std(), 1.0])
+
+
+class Slow(pt.StreamingGPRegressor):
+    def _absorb(self, X, y):
+        time.sleep(0.2)
+        super()._absorb(X, y)
+
+
+def test_batches_that_take_their_time_say_so_unless_they_are_to_be_quiet(monkeypatch, capfd):
+    monkeypatch.setattr(pt.telemetry, "FIRST_LINE", 0.05)
+    X, y = np.linspace(0, 1, 20)[:, None], np.linspace(0, 1, 20)
+    Slow(steps=2, quiet=True).partial_fit(X, y)
+    assert capfd.readouterr().err == ""
+    Slow(steps=2).partial_fit(X, y)
+    assert "Slow: at work" in capfd.readouterr().err

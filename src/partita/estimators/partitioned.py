@@ -76,6 +76,7 @@ class _Partitioned(BaseEstimator):
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,
+        quiet: bool = False,
     ):
         self.hidden = hidden
         self.prior_scale = prior_scale
@@ -86,6 +87,7 @@ class _Partitioned(BaseEstimator):
         self.standardise = standardise
         self.random_state = random_state
         self.verbose = verbose
+        self.quiet = quiet
 
     def fit(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> Self:
         """One posterior from all sites; rows with the same entry of `groups` are at the same one."""
@@ -119,7 +121,8 @@ class _Partitioned(BaseEstimator):
 
     @property
     def _callbacks(self) -> list[Progress]:
-        return [Progress()] if self.verbose else []
+        """Said from the beginning, if asked; else after two seconds, unless nobody wants to hear of it."""
+        return [] if self.quiet else [Progress(type(self).__name__, patient=not self.verbose)]
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, **more: Any) -> tuple[Any, Any, Any]:
         first = not hasattr(self, "result_")
@@ -349,7 +352,8 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         damping: the share of a proposed change that is taken.
         standardise: inputs, by their means and deviations; a stream keeps those of its first batch.
         random_state: with the same one, the same result.
-        verbose: show how far a fit is.
+        verbose: show how far a fit is from its beginning; otherwise a fit says so after two seconds.
+        quiet: say nothing.
     """
 
     _remembered = ("classes_",)
@@ -428,6 +432,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,
+        quiet: bool = False,
     ):
         super().__init__(
             hidden,
@@ -439,6 +444,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
             standardise=standardise,
             random_state=random_state,
             verbose=verbose,
+            quiet=quiet,
         )
         self.noise_scale = noise_scale
 

@@ -58,6 +58,7 @@ class _StreamingGP(BaseEstimator):
         keep_factors: bool = False,
         random_state: int = 0,
         verbose: bool = False,
+        quiet: bool = False,
     ):
         self.kernel = kernel
         self.likelihood = likelihood
@@ -76,6 +77,11 @@ class _StreamingGP(BaseEstimator):
         self.keep_factors = keep_factors
         self.random_state = random_state
         self.verbose = verbose
+        self.quiet = quiet
+
+    def _progress(self) -> Progress:
+        """Said from the beginning, if asked; else after two seconds, unless nobody wants to hear of it."""
+        return Progress(type(self).__name__, quiet=bool(self.quiet), patient=not self.verbose)
 
     def _gp(self) -> SparseGP:
         kernel = kernels.SquaredExponential() if self.kernel is None else self.kernel
@@ -226,7 +232,7 @@ class _StreamingGP(BaseEstimator):
         X, y = self._checked(X, y, first=True)
         self._gp().likelihood.check(y)
         self._begin(X.shape[1], y.shape[1])
-        with Progress(quiet=not self.verbose) as progress:
+        with self._progress() as progress:
             for start in range(0, len(X), self.batch_size):
                 progress.show(start, len(X), "rows")
                 self._absorb(X[start : start + self.batch_size], y[start : start + self.batch_size])
@@ -324,7 +330,8 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
         standardise: whether the estimator scales inputs and targets.
         keep_factors: keep every batch's own factor, for `forget` and `revisit`.
         random_state: a whole number; the same one gives the same result.
-        verbose: show how far `fit` is.
+        verbose: show how far a fit is from its beginning; otherwise it says so after two seconds.
+        quiet: say nothing.
 
     >>> X = np.linspace(0, 1, 20)[:, None]
     >>> model = StreamingGPRegressor(points_per_batch=5, steps=20).partial_fit(X[:10], np.sin(6 * X[:10, 0]))
@@ -357,7 +364,8 @@ class StreamingGPRegressor(RegressorMixin, _StreamingGP):
     def partial_fit(self, X: Any, y: Any) -> Self:
         """One more batch: the posterior so far is its prior."""
         X, y = self._started(X, y)
-        self._absorb(X, y)
+        with self._progress():
+            self._absorb(X, y)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -425,7 +433,8 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """One more batch; the first has to name all `classes`, unless it shows them."""
         X, y = self._started(X, y, classes=classes)
-        self._absorb(X, y)
+        with self._progress():
+            self._absorb(X, y)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -296,6 +296,8 @@ rounds = 20
 [limits]
 # Nats by which one update may move the posterior; the first ones of large tables and of networks are taken in parts.
 change = 100.0
+# Nats by which all updates of one site may move it over the run, each on its own; then the site is quarantined.
+total = 10000.0
 strikes = 3
 # Updates of others that may have been folded since a site was asked.
 staleness = {max(100, 10 * len(sites))}
