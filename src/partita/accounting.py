@@ -16,8 +16,12 @@ from partita.models import Hyper
 # Of how many reports it is known how far off the first order was; and how many times that the bound is.
 KEPT, SAFETY = 3, 5.0
 SHORTEST = 1e-8
+# Of the nats that the posterior has moved: so far off is the first order likely to be.
+MARGIN = 1 / 3
 # A report may be so many times as far from what was expected as gradients differ, and as others' reports are.
 WIDE, UNUSUAL, ROUNDING = 4.0, 20.0, 1e4
+# Nats that quadrature leaves between values and gradients, and that steer nobody.
+NEGLIGIBLE = 1e-3
 # Beyond this, differences of inner products are no numbers.
 LARGEST = 1e250
 # A site's log likelihood may be so many times that of the median site before its absolute size stops to count.
@@ -81,11 +85,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Place:
-    """Where tasks began: a density, its mean, how far the posterior had come, and the hyperparameters."""
+    """Where tasks began: a density, its mean, how far the posterior had come, Σ √KL and Σ KL, and hyperparameters."""
 
     density: Family
     mean: Any
     length: float
+    travelled: float
     hyper: Hyper
     # Whether it was not a posterior.
     astray: bool = False
@@ -132,7 +137,7 @@ class Report:
         return Contradiction(
             expected,
             abs(new.value - expected - 0.5 * sum(drifts)),
-            WIDE * slack + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
+            NEGLIGIBLE + WIDE * slack + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
         )
 
     def distance(self, length: float, hyper: Hyper) -> float:
@@ -173,6 +178,7 @@ class Evidence:
     product: Any = None
     within: set[int] = field(default_factory=set)
     length: float = 0.0
+    travelled: float = 0.0
     # How far off the first order was lately, and after which distance.
     measured: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
     # How far each site's last value was from what its updates made expect.
@@ -184,7 +190,8 @@ class Evidence:
 
     def place(self, density: Family, mean: Any, hyper: Hyper, astray: float = 0.0) -> Place:
         """Where tasks begin, so many nats away from the posterior."""
-        return Place(density, mean, self.length - math.sqrt(max(astray, 0.0)), hyper, astray > 0)
+        far = max(astray, 0.0)
+        return Place(density, mean, self.length - math.sqrt(far), self.travelled - far, hyper, astray > 0)
 
     def sent(self, tasks: Sequence[Task], place: Place) -> None:
         self.asked.update({task.site: (task.factor, place) for task in tasks})
@@ -264,6 +271,7 @@ class Evidence:
     def moved(self, divergence: float) -> None:
         """After a fold: how far the posterior has moved."""
         self.length += math.sqrt(max(divergence, 0.0))
+        self.travelled += max(divergence, 0.0)
 
     def retired(self, site: int) -> None:
         """A site's factor has been divided out: its data count no more."""
@@ -339,8 +347,9 @@ class Evidence:
         return SAFETY * self._error(now, error)
 
     def likely_error(self, now: Place) -> float:
-        """The same, by no more than the latest report."""
-        return self._error(now, lambda known, distance: known[-1][0] * distance / known[-1][1])
+        """How far off it is likely to be: a share of how far the posterior has come since the oldest report."""
+        since = [report.place.travelled for report in self.reports.values() if report.place.density is not now.density]
+        return MARGIN * (now.travelled - min(since)) if since else 0.0
 
     def _error(self, now: Place, error: Callable[[Sequence[tuple[float, float]], float], float]) -> float:
         distances = {

@@ -3,8 +3,8 @@
     posterior = prior × ∏ factors
 
 An update replaces a site's factor. `fold` takes the changes of one or several sites at once and accepts the
-largest share of them that keeps the posterior, and every site's cavity, proper. Where not all can be taken whole, each
-site has its own share, so that one cannot hold back the others. Nothing changes when it refuses.
+largest share of them that keeps the posterior, and every site's cavity, proper. Where next to nothing could be taken of
+all together, each site has its own share, so that one cannot hold back the others. Nothing changes when it refuses.
 
 `SharedLedger` keeps one factor for all sites instead, so that its size does not depend on how many there are.
 """
@@ -29,6 +29,9 @@ from partita.families.cone import (
 )
 from partita.models import Hyper
 from partita.runtime import same_structure
+
+# Where a smaller share of all changes would be left than this, each site has a share of its own.
+TOGETHER = 0.05
 
 
 @dataclass(frozen=True)
@@ -320,7 +323,8 @@ class Ledger:
         """t_m ← t_m × change_m^ρ_m and q ← q × their product, with shares that keep everything proper."""
         shares, total = np.ones(len(sites)), _product(changes)
         share = self._share(sites, changes, total)
-        if share < 1 and len(sites) > 1:
+        # The same share of all changes goes uphill; shares of their own need not, but nobody is held back for another.
+        if share < TOGETHER and len(sites) > 1:
             shares = self._own_shares(sites, changes, least)
             changes = scaled(changes, shares)
             total = _product(changes)
