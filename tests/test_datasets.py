@@ -306,7 +306,7 @@ def test_a_configuration_takes_the_published_split_unless_a_share_is_given(folde
     monkeypatch.setenv("PARTITA_DATA", str(folder))
     path = tmp_path / "mnist.toml"
     path.write_text(f'[data]\nname = "mnist"\nstandardise = false\n{share}\n[model]\nname = "softmax-regression"\n')
-    (X, _), (X_test, _) = load_data(read_config(path), tmp_path)
+    (X, _), (X_test, _), _ = load_data(read_config(path), tmp_path)
     assert (len(X), len(X_test)) == (rows, 80 - rows)
 
 

@@ -414,6 +414,7 @@ class Fleet:
         return [
             SimpleNamespace(
                 metadata=SimpleNamespace(reply_to_message_id=number),
+                has_content=lambda: True,
                 has_error=lambda: False,
                 content={RECORD: {"payload": np.float64(20).tobytes()} if "about" in self.sent[number] else FAILED},
             )

@@ -166,6 +166,7 @@ def test_what_is_saved_predicts_the_same(found, tmp_path):
     assert str(TABLE.score.iloc[0]).encode() not in path.read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:the run has not settled")
 @pytest.mark.parametrize(
     ("formula", "family"),
     [

@@ -74,7 +74,8 @@ def test_linear_regression_is_exact():
 
 def test_the_scale_of_the_noise_can_be_set():
     X, y = np.arange(6.0)[:, None], np.array([0.1, -0.1, 0.2, 0.0, -0.2, 0.1])
-    model = pt.PartitionedRegressor(noise_scale=1e-3, standardise=False).fit(X, y)
+    with pytest.warns(RuntimeWarning, match="noise is 128 times its prior scale"):
+        model = pt.PartitionedRegressor(noise_scale=1e-3, standardise=False).fit(X, y)
     exact = linear_regression(np.column_stack([X, np.ones(6)]), y, [1.0, 10.0], noise_scale=1e-3)
     np.testing.assert_allclose(model.intervals()[0], exact.interval(0, 0.95), rtol=1e-4)
 

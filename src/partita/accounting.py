@@ -109,6 +109,8 @@ class Report:
     slopes: Hyper
     # Whether the site contradicts itself: then its value is not followed to other hyperparameters.
     doubted: bool = False
+    # How far off the value may be that was put in the place of those that do not follow from each other.
+    unsure: float = 0.0
 
     def drift(self, start: Hyper, end: Hyper) -> float:
         """What a way from some hyperparameters to others makes of the value, to first order."""
@@ -219,7 +221,9 @@ class Evidence:
                     f"its log likelihood, {report.value:.6g}, does not follow from its updates, which make it near "
                     f"{found[site].expected:.6g}"
                 )
-                self._keep(site, replace(report, value=found[site].expected, doubted=True), measure=False)
+                unsure = self.reports[site].unsure + found[site].allowed
+                kept = replace(report, value=found[site].expected, doubted=True, unsure=unsure)
+                self._keep(site, kept, measure=False)
             else:
                 self._keep(site, replace(report, doubted=site in distrusted))
         return doubted
@@ -347,9 +351,15 @@ class Evidence:
         return SAFETY * self._error(now, error)
 
     def likely_error(self, now: Place) -> float:
-        """How far off it is likely to be: a share of how far the posterior has come since the oldest report."""
-        since = [report.place.travelled for report in self.reports.values() if report.place.density is not now.density]
-        return MARGIN * (now.travelled - min(since)) if since else 0.0
+        """How far off it is likely to be: a share of how far the posterior has come since the oldest report.
+
+        With what is not known of sites whose word was not taken.
+        """
+        reports = self.reports.values()
+        since = [report.place.travelled for report in reports if report.place.density is not now.density]
+        return math.fsum(report.unsure for report in reports) + (
+            MARGIN * (now.travelled - min(since)) if since else 0.0
+        )
 
     def _error(self, now: Place, error: Callable[[Sequence[tuple[float, float]], float], float]) -> float:
         distances = {

@@ -175,7 +175,7 @@ class Ledger:
 
     def recomputed_posterior(self) -> Family:
         """prior × ∏ factors from scratch."""
-        return self.prior * _product(self._factors)
+        return self.prior * product(self._factors)
 
     def dispatch(
         self,
@@ -321,13 +321,13 @@ class Ledger:
         least: float = 0.0,
     ) -> np.ndarray:
         """t_m ← t_m × change_m^ρ_m and q ← q × their product, with shares that keep everything proper."""
-        shares, total = np.ones(len(sites)), _product(changes)
+        shares, total = np.ones(len(sites)), product(changes)
         share = self._share(sites, changes, total)
         # The same share of all changes goes uphill; shares of their own need not, but nobody is held back for another.
         if share < TOGETHER and len(sites) > 1:
             shares = self._own_shares(sites, changes, least)
             changes = scaled(changes, shares)
-            total = _product(changes)
+            total = product(changes)
             share = self._share(sites, changes, total)
         return shares * self._take(sites, changes, total, 0.0 if share < least else share, allowed)
 
@@ -424,12 +424,12 @@ class Ledger:
         if is_surely_inside(lowered(divided.cone(), rounding_floor(posterior.cone()))):
             return divided
 
-        def product(prior: np.ndarray, kept: np.ndarray, mine: np.ndarray) -> np.ndarray:
+        def others(prior: np.ndarray, kept: np.ndarray, mine: np.ndarray) -> np.ndarray:
             factors = kept.copy()
             factors[list(sites)] = mine
             return prior + _sums_of_others(factors)[list(sites)]
 
-        return jax.tree.map(product, self.prior, self._factors, own)
+        return jax.tree.map(others, self.prior, self._factors, own)
 
     def _others_share(self, sites: list[int], start: Cone, end: Cone) -> float:
         """For the cavities of all other sites: by the bound, and exactly only where the bound does not do."""
@@ -511,7 +511,7 @@ def _check_prior(prior: Family) -> None:
         raise ImproperDensity("prior: must be proper")
 
 
-def _product(stack: Family) -> Family:
+def product(stack: Family) -> Family:
     """The product of stacked densities."""
     return jax.tree.map(lambda a: a[0] if len(a) == 1 else a.sum(axis=0), stack)
 

@@ -21,7 +21,7 @@ from partita.expectations import Expectation, choose
 from partita.families import Family, inner
 from partita.hyper import HyperLearner, LearnHyper
 from partita.inbox import Inbox
-from partita.ledger import Ledger, SharedLedger, Task, Update, scaled
+from partita.ledger import Ledger, SharedLedger, Task, Update, product, scaled
 from partita.limits import STRIKE, Limits, Trust, divergence
 from partita.messages import Notice
 from partita.models import AbstractModel, Hyper, check_like, prior_of
@@ -411,8 +411,9 @@ class Run:
 
     def finish(self, callbacks: Sequence[Callback], journal: Journal | None) -> Result:
         """Run to the end, then ask every site for its share of the evidence at the final posterior."""
-        history = []
+        history, settled = [], False
         for event in iterate(self, journal):
+            settled = event.settled
             for callback in callbacks:
                 event.metrics.update(callback(event) or {})
             row = event.row()
@@ -425,6 +426,13 @@ class Run:
         check_log_probs(said)
         if history and history[-1]["problem"] is not None:
             warnings.warn(f"the last round had a problem: {history[-1]['problem']}", RuntimeWarning, stacklevel=3)
+        elif self.schedule.settles and not settled:
+            warnings.warn(
+                "the run has not settled: what sites propose would still move the posterior; give it more rounds, or "
+                "a narrower prior, or fewer and larger sites",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         for doubt in self.model.doubts(self.ledger.posterior):
             warnings.warn(doubt, RuntimeWarning, stacklevel=3)
         values = [said.get(site, math.nan) for site in range(self.ledger.sites)]
@@ -617,9 +625,10 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
     complete = evidence.is_complete(books.board.failing)
     # Reports that begin elsewhere are not about the posterior.
     free_energy, error = (None, None) if start is not None else _seen(run, books, complete)
-    trusted, tempered = np.ones(len(sites)), []
+    trusted, tempered, proposed = np.ones(len(sites)), [], []
 
     def temper(changes: Family, factors: Family) -> Family:
+        proposed.append(product(changes))
         asked = damping.temper(Proposal(sites, changes, factors, ledger.prior, before, staleness, start))
         trusted[:] = books.trust.shares(sites, before, asked, run.least)
         tempered.append(scaled(asked, trusted))
@@ -638,7 +647,9 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
     change = run.moved(before)
     evidence.moved(change)
     stuck = _stuck(updates, damping.share, accepted)
-    books.board.returned(sites, ledger.version, change, stalled=bool(stuck))
+    # A small share of a large change, or one that is taken back, moves little, and yet there is more to come.
+    left = divergence(before * proposed[0], before) if run.schedule.settles and not stuck else np.inf
+    books.board.returned(sites, ledger.version, change, left)
     named, verdicts = _judged(run, books, dict(zip(sites, trusted, strict=True)), accepted, doubted)
     event = Event(
         fold=books.tally.folds,

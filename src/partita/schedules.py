@@ -4,6 +4,7 @@
 to ask. An empty list means: wait for somebody to come back.
 """
 
+import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +35,8 @@ class Board:
         # How often in a row what sites said was out of all proportion; the share that was taken of what each said last.
         self.strikes: dict[int, int] = {}
         self.shares: dict[int, float] = {}
-        # How many folds there were; how far the latest ones moved the posterior, and the latest one of each site.
+        # How many folds there were; how far the latest ones would have moved the posterior, had all been taken; and how
+        # far the latest one of each site has.
         self.folds = 0
         self.moved: deque[float] = deque(maxlen=3)
         self.last_change: dict[int, float] = {}
@@ -45,11 +47,11 @@ class Board:
             del self.idle[site]
             self.outstanding[site] = self.version
 
-    def returned(self, sites: Iterable[int], version: int, change: float, stalled: bool = False) -> None:
-        """A fold: whether it is one that could not be taken, and says nothing of whether there is more to come."""
+    def returned(self, sites: Iterable[int], version: int, change: float, left: float = math.inf) -> None:
+        """A fold: how far it has moved the posterior, and how far all that was proposed would have."""
         self.version = version
         self.folds += 1
-        self.moved.append(float("inf") if stalled else change)
+        self.moved.append(max(change, left))
         self.failing.difference_update(sites)
         for site in sites:
             del self.outstanding[site]
@@ -134,6 +136,11 @@ class Schedule:
     def holds(self) -> int:
         """For how many folds sites are told of the same earlier posterior; one: they are not told."""
         return 1
+
+    @property
+    def settles(self) -> bool:
+        """Whether the run ends when nothing that is proposed would move the posterior any more."""
+        return False
 
     @property
     def once(self) -> bool:
@@ -250,8 +257,8 @@ class Synchronous(Schedule):
     """All sites at once, from the same posterior; or a random share of them each round.
 
     With `hold`, the outer loop of a double one: for so many rounds sites are told of the same earlier posterior too.
-    With `settled`, the run ends before its last round when the posterior has moved by at most so many nats (KL) in each
-    of three rounds.
+    With `settled`, the run ends before its last round when all that sites propose, damped or not, would have moved the
+    posterior by at most so many nats (KL) in each of three rounds.
     """
 
     rounds: int = 50
@@ -288,8 +295,12 @@ class Synchronous(Schedule):
             # A round that nobody answered does not count.
             rest -= board.folds > folds
 
+    @property
+    def settles(self) -> bool:
+        return self.settled > 0
+
     def is_settled(self, board: Board) -> bool:
-        return bool(self.settled) and len(board.moved) == 3 and max(board.moved) <= self.settled
+        return self.settles and len(board.moved) == 3 and max(board.moved) <= self.settled
 
     def total(self, sites: int) -> int:
         return self.rounds * self._number(sites)
