@@ -222,7 +222,8 @@ def partial_fit(
     """One more batch of a stream: the posterior so far is its prior, and its data need not be kept.
 
     Starts from a model and goes on from results. Each batch adds a factor to `prior × ∏ factors`; the log evidence
-    is that of the whole stream, log p(y_1) + log p(y_2 | y_1) + …, each term a lower bound.
+    is that of the whole stream, log p(y_1) + log p(y_2 | y_1) + …: each term is a lower bound given what is kept of the
+    batches before, so that the sum bounds nothing where that is not exact.
 
     Hyperparameters stay what they are, unless `hyper` says to learn them: from this batch, beginning at those of the
     last one, which keeps its factor. What earlier batches knew of them is `LearnHyper(prior=…)`.

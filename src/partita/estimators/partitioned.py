@@ -193,7 +193,7 @@ class _Partitioned(BaseEstimator):
 
     @property
     def log_evidence_(self) -> float:
-        """A lower bound of log p(y): of all sites, or of the whole stream."""
+        """A lower bound of log p(y) of all sites; of a stream, a sum of bounds given what is kept of batches before."""
         check_is_fitted(self, "result_")
         return self.result_.log_evidence
 
@@ -497,7 +497,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
 
     @property
     def log_evidence_(self) -> float:
-        """A lower bound of log p(y): of all sites, or of the whole stream."""
+        """A lower bound of log p(y) of all sites; of a stream, a sum of bounds given what is kept of batches before."""
         check_is_fitted(self, "result_")
         return self.result_.log_evidence - sum(part.weight for part in self._parts) * np.log(self._unit)
 
