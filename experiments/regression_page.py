@@ -184,7 +184,7 @@ def broken(row: Any) -> list[str]:
         if faults and name in row.gaussians and _same(face, row.gaussians[name]):
             faults.append("the closest Gaussian is there, too")
         if faults and face.warned:
-            faults.append("the run warned that it was stuck")
+            faults.append("the run warned that it was stuck or had not settled")
         if faults:
             found.append(f"{row.data.name}, {FACES[name]}: {'; '.join(faults)}")
     return found

@@ -43,7 +43,7 @@ class Face:
     seconds: float = np.nan
     noise: float = np.nan
     interval: np.ndarray | None = None  # of 95 %; an estimator's has none for the intercept
-    warned: bool = False  # that the run had a problem
+    warned: bool = False  # that the run had a problem, or has not settled
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def by_regress(data: DataSet, table: pd.DataFrame, problem: Problem) -> Face:
         in_order(problem.names, {name: row[key] for name, row in rows.items()}) for key in ("mean", "sd", "low", "high")
     )
     noise = next((row["median"] for row in found.spreads() if row["name"] == "noise"), np.nan)
-    warned = any("had a problem" in str(one.message) for one in said)
+    words = ("had a problem", "has not settled")
+    warned = any(word in str(one.message) for one in said for word in words)
     return Face(mean, sd, found.log_evidence, seconds, noise, np.column_stack([low, high]), warned)
 
 
