@@ -113,7 +113,7 @@ def test_verbose_fits_say_how_far_they_are(waves, capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "0 of 240, rows" in said
     assert "240 of 240, rows" in said
-    StreamingGPRegressor(**CHEAP, batch_size=120).fit(X, y)
+    StreamingGPRegressor(**CHEAP, batch_size=120, quiet=True).fit(X, y)
     assert capsys.readouterr().err == ""
 
 

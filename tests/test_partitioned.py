@@ -195,7 +195,9 @@ def test_verbose_fits_say_how_far_they_are(capsys, monkeypatch):
     monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
     X, y = CANCER
     for verbose in (False, True):
-        model = pt.PartitionedClassifier(schedule=pt.schedules.Synchronous(rounds=3), verbose=verbose)
+        model = pt.PartitionedClassifier(
+            schedule=pt.schedules.Synchronous(rounds=3), verbose=verbose, quiet=not verbose
+        )
         model.fit(X, y, groups=SITES)
         said = capsys.readouterr().err
         assert ("round 1 of 3" in said) == verbose

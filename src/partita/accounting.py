@@ -189,6 +189,8 @@ class Evidence:
     # kept are short of.
     left_out: dict[int, float] = field(default_factory=dict)
     offsets: dict[int, float] = field(default_factory=dict)
+    # Whether somebody's word was not taken since free energies were compared last: then they cannot be.
+    shaken: bool = False
 
     def place(self, density: Family, mean: Any, hyper: Hyper, astray: float = 0.0) -> Place:
         """Where tasks begin, so many nats away from the posterior."""
@@ -226,6 +228,7 @@ class Evidence:
                 self._keep(site, kept, measure=False)
             else:
                 self._keep(site, replace(report, doubted=site in distrusted))
+        self.shaken = self.shaken or bool(doubted)
         return doubted
 
     def distrust(self, site: int, factor: Family) -> None:

@@ -702,7 +702,9 @@ def _seen(run: Run, books: Books, complete: bool) -> tuple[float | None, float |
     divergence = run.divergence
     if complete and evidence.reports:
         gain = 0.0 if run.learner is None else run.learner.gain
-        books.damping.observe(evidence.comparable(now) - divergence, evidence.likely_error(now) + gain)
+        error = math.inf if evidence.shaken else evidence.likely_error(now) + gain
+        books.damping.observe(evidence.comparable(now) - divergence, error)
+        evidence.shaken = False
     if not evidence.has_all(run.ledger.retired):
         return None, None
     return evidence.expected_log_prob(now) - divergence, evidence.error_bound(now)

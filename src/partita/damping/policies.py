@@ -152,7 +152,8 @@ class AutoTempering(Tempering):
             # Where a fall is noticed late, and cannot be taken back, growth is slower.
             power = 1.0 if uncertainty == 0 else self.settings.caution
             self.current = min(1.0, self.current * factor**power)
-        self.best, self.best_uncertainty = free_energy, own
+        # One that could not be compared with those before is what those after it are compared with.
+        self.best, self.best_uncertainty = free_energy, own if math.isfinite(own) else 0.0
 
     def temper(self, proposal: Proposal) -> Family:
         # What others did cannot be taken back from these.
