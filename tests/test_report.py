@@ -28,7 +28,7 @@ from partita.report.charts import COLOURS, ON_DARK, bars
 from partita.report.follower import Follower, Sample
 from partita.report.live import served
 from partita.report.measures import Measures, calibration, read_measures, write_measures
-from partita.report.page import MOST_ROWS, columns
+from partita.report.page import MOST_ROWS, columns, shown
 from partita.report.posterior import intervals, name_of
 from partita.report.terminal import view, watch
 from partita.schedules import Asynchronous, Sequential, Synchronous
@@ -429,3 +429,10 @@ def test_a_federation_is_watched_by_the_names_of_its_sites(tmp_path):
     assert follower.read()
     assert [row["site"] for row in follower.site_rows()] == names
     assert follower.title == f"Federation {tmp_path.name}"
+
+
+def test_numbers_of_any_size_fit_into_a_cell():
+    assert [shown(value) for value in (0.01234, 12.345, 123456.7, 6.5e79, -2e12)] == [
+        "0.0123", "12.3", "123,457", "6.5e+79", "-2e+12",
+    ]  # fmt: skip
+    assert shown(-1603068.91, "free energy") == "-1,603,068.91"

@@ -19,6 +19,8 @@ from partita.text import clean
 
 # Rows of a curve that are drawn; screens have no more columns.
 MOST_ROWS = 1500
+# Numbers that are written out; larger ones have an exponent.
+LARGE = 1e9
 # Characters of a paragraph.
 MOST_WORDS = 2000
 # Of these, differences of one or two matter, however large they are.
@@ -175,8 +177,8 @@ def shown(value: Any, name: str = "") -> str:
         if not np.isfinite(value):
             return "∞" if value > 0 else "–∞"
         if name in NATS:
-            return f"{value:,.2f}"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+            return f"{value:,.2f}" if abs(value) < LARGE else f"{value:.6g}"
+        return f"{value:,.0f}" if 1000 <= abs(value) < LARGE else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
