@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm
@@ -248,6 +249,8 @@ def main() -> None:
         else:
             rows.append(compare(data, given.cache, draws=not given.quick))
         print(f"{data.name}: {time.perf_counter() - began:.1f} s", flush=True)
+        # Compiled programs are mapped into memory, and a process may only have so many maps.
+        jax.clear_caches()
     if not rows:
         return
     whole = not (given.quick or given.only)
