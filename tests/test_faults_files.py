@@ -727,3 +727,19 @@ def test_32_make_installs_nothing_whose_hash_is_not_known():
         assert "--require-hashes" in part or "--no-deps --no-build-isolation -e ." in part
     # Only the search for newer versions goes without.
     assert [line.split()[0] for line in lines if "pip install" in line] == [".venv-lock/bin/python"]
+
+
+def test_29_a_rollback_journal_beside_ours_is_refused_before_sqlite_sees_it(tmp_path):
+    """SQLite would roll it back, and delete the file that it names."""
+    shards = [(np.ones((3, 1)), np.arange(3.0))]
+    model = pt.models.LinearRegression(features=1, noise=1.0)
+    pt.fit(model, shards, schedule=pt.schedules.OnePass(), run_dir=tmp_path)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    name = str(victim).encode()
+    magic = bytes.fromhex("d9d505f920a163d7")
+    tail = (1).to_bytes(4, "big") + name + len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big") + magic
+    (tmp_path / "journal.sqlite-journal").write_bytes(magic.ljust(512, b"\0") + tail)
+    with pytest.raises(CorruptStorage, match=r"journal\.sqlite-journal: does not belong to a run"):
+        pt.fit(model, shards, schedule=pt.schedules.OnePass(), run_dir=tmp_path, resume=True)
+    assert victim.read_text() == "mine"

@@ -19,6 +19,7 @@ from partita.damping import as_damping
 from partita.damping.policies import Proposal
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError
+from partita.federation import link
 from partita.federation.consent import Consent
 from partita.federation.folders import held, new_federation, private, read_server, read_site
 from partita.federation.processes import logged
@@ -511,3 +512,24 @@ def test_28_no_link_is_followed(tmp_path):
         pass
     Consent(tmp_path).accept({"seed": 0})
     assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize("size", ["0" * 20 + "99999999", "9" * 30, "-1", "1e3", ""])
+def test_17_lengths_that_are_none_or_too_long_are_refused(size, monkeypatch):
+    monkeypatch.setattr(link, "is_signed", lambda headers, keys: True)
+    gate = link.Gate(None, 1, "token", frozenset(), 1000)
+    scope = {"type": "http", "method": "POST", "path": link.PUSH, "server": ("127.0.0.1", 2)}
+    assert gate._status({**scope, "headers": [(b"content-length", size.encode())]}) == 413
+    assert gate._status({**scope, "headers": [(b"content-length", b"1000")]}) == 200
+
+
+@pytest.mark.parametrize("key", [b"ssh-foo AAAA", b"\x30\x05garbage", b""])
+def test_17_keys_of_unknown_kinds_are_no_keys(key):
+    pytest.importorskip("flwr")
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.date import now
+
+    values = (b64encode(key).decode(), "AAAA", now().isoformat())
+    names = (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+    assert not link.is_signed({n.lower(): v for n, v in zip(names, values, strict=True)}, [])

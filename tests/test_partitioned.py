@@ -247,3 +247,11 @@ def test_bad_input(fitted):
         pt.fit(fitted.result_.model, [CANCER] * 3, factors=[factor**-5.0 for factor in factors])
     with pytest.raises(InputError, match="factors: expected a Gaussian"):
         pt.fit(fitted.result_.model, [CANCER], factors=[pt.families.MeanField(np.zeros(7), np.ones(7))])
+
+
+def test_columns_that_begin_to_vary_are_said_aloud():
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    model = pt.PartitionedRegressor(quiet=True)
+    model.partial_fit(np.column_stack([np.zeros(20), X[:20, 1]]), X[:20, 1])
+    with pytest.warns(UserWarning, match="column 0 did not vary in the first batch"):
+        model.partial_fit(X[20:], X[20:, 1])

@@ -94,6 +94,14 @@ def test_a_parabola_through_fifteen_points():
         assert 1 < row["sd"] / squares.bse[number + 1] < 1.25
 
 
+def test_a_mean_alone_is_exact_too():
+    y = np.random.default_rng(1).normal(10, 2, 6)
+    found = pt.regress("y ~ 1", {"north": pd.DataFrame({"y": y[:2]}), "south": pd.DataFrame({"y": y[2:]})})
+    exact = linear_regression(np.ones((6, 1)), (y - y.mean()) / y.std(), [10.0])
+    assert found.coefficients()[0]["sd"] == pytest.approx(np.sqrt(exact.covariance[0, 0]) * y.std(), rel=1e-4)
+    assert found.log_evidence == pytest.approx(exact.log_evidence - 6 * np.log(y.std()), abs=1e-3)
+
+
 def test_data_without_any_noise_have_an_answer():
     X = np.linspace(-1, 1, 30)[:, None]
     model = pt.PartitionedRegressor().fit(X, 3 * X[:, 0] + 2, groups=np.arange(30) % 3)

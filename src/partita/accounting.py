@@ -20,6 +20,9 @@ SHORTEST = 1e-8
 MARGIN = 1 / 3
 # A report may be so many times as far from what was expected as gradients differ, and as others' reports are.
 WIDE, UNUSUAL, ROUNDING = 4.0, 20.0, 1e4
+# The same where hyperparameters have moved: a mean of two gradients is off by half of their difference at most. A site
+# that may differ from itself by more could say anything.
+NARROW = 0.6
 # Nats that quadrature leaves between values and gradients, and that steer nobody.
 NEGLIGIBLE = 1e-3
 # Beyond this, differences of inner products are no numbers.
@@ -133,13 +136,16 @@ class Report:
         way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
         ways = [inner_product(density, way) for density in (self.message, new.message, self.change, new.change)]
         drifts = [report.drift(self.place.hyper, new.place.hyper) for report in (self, new)]
-        slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3]) + abs(drifts[0] - drifts[1])
+        slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3])
         size = abs(self.value) + abs(new.value)
         expected = self.value + 0.5 * (ways[0] + ways[1])
         return Contradiction(
             expected,
             abs(new.value - expected - 0.5 * sum(drifts)),
-            NEGLIGIBLE + WIDE * slack + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
+            NEGLIGIBLE
+            + WIDE * slack
+            + NARROW * abs(drifts[0] - drifts[1])
+            + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
         )
 
     def distance(self, length: float, hyper: Hyper) -> float:

@@ -294,6 +294,11 @@ def _synchronised(folder: Path) -> None:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
+    # Ours have a log instead. SQLite would roll one back as soon as it looks at the database, and delete whatever file
+    # it names as the one above it.
+    rollback = path.with_name(f"{path.name}-journal")
+    if os.path.lexists(rollback):
+        raise CorruptStorage(f"{rollback}: does not belong to a run: delete it, if you know where it comes from")
     # Written to by the inbox's thread, and by nobody else meanwhile.
     database = sqlite3.connect(path, timeout=10, check_same_thread=False)
     bound(database, path)

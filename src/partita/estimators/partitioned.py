@@ -136,6 +136,7 @@ class _Partitioned(BaseEstimator):
     def _absorbed(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
         """A new batch is a new factor: the posterior becomes the prior, and the batch is not kept."""
         used = weights > 0
+        self._warn_of_flat_columns(X[used])
         shard = (self._inputs(X[used]), self._targets(y[used]), weights[used])
         # How large values were is remembered in the units of the data, not in those that the model sees.
         state: Any = replace(self.result_, columns=Columns()) if hasattr(self, "result_") else self._model
@@ -185,8 +186,21 @@ class _Partitioned(BaseEstimator):
         mean = np.average(X, axis=0, weights=weights)
         deviation = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))
         varies = (deviation > 1e-12 * np.abs(mean)) & bool(self.standardise)
+        self._flat = ~varies & bool(self.standardise)
         self._mean = mean if self.standardise else np.zeros_like(mean)
         self._deviation = np.where(varies, deviation, 1.0)
+
+    def _warn_of_flat_columns(self, X: np.ndarray) -> None:
+        """Where a column did not vary in the first batch, its units are not known, nor what is a weak prior in them."""
+        moves = self._flat & np.any(self._mean != X, axis=0)
+        if np.any(moves) and self._parts and self.hidden is None:
+            names = getattr(self, "feature_names_in_", np.arange(X.shape[1]))
+            warnings.warn(
+                f"X: column {names[np.argmax(moves)]} did not vary in the first batch, which gives the units: its "
+                "coefficient may be held back now that it does; begin with a batch in which all columns vary",
+                stacklevel=4,
+            )
+            self._flat = self._flat & ~moves
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:
         return (X - self._mean) / self._deviation
@@ -289,6 +303,7 @@ class _Partitioned(BaseEstimator):
         loaded.result_ = unpacked(path, arrays, about)
         loaded._parts, loaded._data = [Part(**part) for part in known["parts"]], None
         loaded._mean, loaded._deviation = arrays["inputs.mean"], arrays["inputs.deviation"]
+        loaded._flat = np.zeros(len(loaded._mean), bool)
         loaded.n_features_in_ = known["features"]
         if known["names"]:
             loaded.feature_names_in_ = np.array(known["names"], dtype=object)

@@ -238,6 +238,8 @@ def new_federation(
     if path.exists() and any(path.iterdir()):
         raise InputError(f"{path}: is not empty: use another folder")
     made = path.with_name(f".{path.name}.new")
+    if made.is_symlink() or made.is_file():
+        raise InputError(f"{made}: is in the way: delete it")
     shutil.rmtree(made, ignore_errors=True)
     try:
         with private(made):

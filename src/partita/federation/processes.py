@@ -22,6 +22,7 @@ from partita.federation.folders import ServerFolder, SiteSettings, held, holder,
 from partita.federation.link import HERE
 from partita.federation.node import Answer, Disconnected, Node, Record, Refused
 from partita.federation.state import ENDED, logger, read_state
+from partita.files import open_private
 from partita.telemetry import Row
 from partita.wire import Question
 
@@ -65,7 +66,7 @@ class Children:
         log = self._folder / f"{name}.log"
         self._began.setdefault(name, []).append(time.monotonic())
         launcher = [sys.executable, "-m", "partita.federation.child", str(os.getpid())]
-        with log.open("ab") as stream:
+        with os.fdopen(open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as stream:
             self._from[name] = stream.tell()
             # In a session of its own: Ctrl-C is for this process, which ends the others in good order.
             self._running[name] = subprocess.Popen(

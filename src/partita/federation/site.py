@@ -1,5 +1,6 @@
 """What a site does: build the model that it is told, look at its own data, and answer."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from partita.federation.folders import SiteSettings, read_site
 from partita.federation.recipe import Columns, Recipe
 from partita.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
 from partita.models import prior_of
+from partita.models.base import prior_shapes
 from partita.predictive import scaled_columns
 from partita.run import prepared
 from partita.shards import padded_together
@@ -79,9 +81,12 @@ class Site:
         known = (number, text, digest, version, settings, _stamp(settings.data))
         if self._worker is None or known != self._known:
             self._worker = None
-            recipe = _checked_recipe(text, digest)
+            recipe = Recipe.parsed(text)
+            # By shapes alone: a model that is too large must not be made to find that out.
+            shapes = prior_shapes(recipe.model, recipe.model.hyper)
+            settings.policy.check_parameters(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)))
+            _check_digest(recipe, digest)
             like = prior_of(recipe.model, recipe.model.hyper)
-            settings.policy.check_parameters(sum(np.size(leaf) for leaf in jax.tree.leaves(like)))
             X, y = read_table(settings, recipe.columns)
             settings.policy.check_rows(len(y))
             job = prepared(recipe.model, [settings.name], **recipe.settings).job()
@@ -99,14 +104,12 @@ def _check_version(version: str) -> None:
         )
 
 
-def _checked_recipe(text: str, digest: str) -> Recipe:
-    recipe = Recipe.parsed(text)
+def _check_digest(recipe: Recipe, digest: str) -> None:
     if recipe.digest != digest:
         raise EngineError(
             "this site builds another model from the server's settings: "
             "compare the versions of Python and Partita on both sides"
         )
-    return recipe
 
 
 def _stamp(path: Path) -> tuple[int, int]:

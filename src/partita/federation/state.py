@@ -73,7 +73,7 @@ def barred(folder: ServerFolder) -> dict[str, str]:
             found[notice.site] = f"{notice.kind}: {notice.reason}"
         elif notice.kind == "readmitted" and not found.get(notice.site, "").startswith("retired"):
             found.pop(notice.site, None)
-    return {folder.sites[site]: words for site, words in found.items()}
+    return {folder.sites[site]: words for site, words in found.items() if 0 <= site < len(folder.sites)}
 
 
 def request(folder: ServerFolder, site: str, kind: Literal["retired", "readmitted"]) -> Path:

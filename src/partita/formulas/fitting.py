@@ -183,7 +183,7 @@ def _model(design: Design) -> AbstractModel:
     plain: dict[str, Any] = {"bernoulli": LogisticRegression, "poisson": PoissonRegression}
     if design.family == "gaussian":
         plain, scales = {"gaussian": LinearRegression}, {**scales, "noise_scale": design.noise_scale}
-    if not grouped and design.family in plain and features:
+    if not grouped and design.family in plain and (features or design.intercept):
         return plain[design.family](features=features, intercept=design.intercept, **scales)
     program = _program(design.family, design.intercept, grouped, **scales)
     return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)

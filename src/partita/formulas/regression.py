@@ -150,7 +150,9 @@ class Regression:
             low, high = lows[i], highs[i]
             row = {"name": names[i], "mean": mean[i], "sd": deviation[i], "low": low, "high": high}
             if ratio:
-                row |= {ratio: np.exp(mean[i]), "ratio low": np.exp(low), "ratio high": np.exp(high)}
+                # Of columns in tiny units, ratios are beyond all numbers.
+                with np.errstate(over="ignore"):
+                    row |= {ratio: np.exp(mean[i]), "ratio low": np.exp(low), "ratio high": np.exp(high)}
             rows.append(row)
         return rows
 

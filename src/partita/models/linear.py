@@ -37,7 +37,8 @@ class LinearPredictor(Predictor):
     blocks: ClassVar[tuple[str, ...]] = ("",)
 
     def __check_init__(self) -> None:
-        check_count(features=self.features)
+        # An intercept may be all there is.
+        check_count(features=self.features if self.features or not self.intercept else 1)
         check_positive(prior_scale=self.prior_scale, intercept_scale=self.intercept_scale)
         if self.posterior not in ("full", "mean-field"):
             raise InputError(f'posterior: expected "full" or "mean-field", got {self.posterior!r}')
