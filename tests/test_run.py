@@ -376,3 +376,18 @@ def test_free_energies_of_a_shared_factor_are_exact_where_the_likelihood_is_conj
     assert len(known) >= 3
     for reported, before in known:
         assert reported == pytest.approx(before, abs=1e-8)
+
+
+def test_a_batch_of_counts_is_solved_under_a_wide_prior():
+    """Exponentials make whole steps overshoot there, so they are halved: what moves little then is not settled."""
+    rng = np.random.default_rng(0)
+    inputs = np.column_stack([rng.choice([-1.0, 1.0], 40), np.repeat([-1.0, 1.0], 20)])
+    counts = rng.poisson(np.exp(3.3 + inputs @ [0.2, -0.2])).astype(float)
+    batches = [(inputs[:20], counts[:20]), (inputs[20:], counts[20:])]
+    once = rounds = pt.models.PoissonRegression(features=2, prior_scale=2.5)
+    for batch in batches:
+        once = pt.partial_fit(once, batch)
+        rounds = pt.partial_fit(rounds, batch, schedule=pt.schedules.Synchronous(rounds=60))
+    assert len(once.history) == 2
+    assert once.log_evidence == pytest.approx(rounds.log_evidence, abs=1e-5)
+    assert once.posterior.kl(rounds.posterior) < 1e-8

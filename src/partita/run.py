@@ -37,7 +37,7 @@ BUDGETS = ("passes", "rounds", "updates")
 # Of what sites propose: if less can be taken, the run goes nowhere.
 STALLED = 1e-3
 # How a site solves its local problem to the end, where messages are destinations, and where they are directions.
-SOLVES = FixedPoint(steps=200, tolerance=1e-8)
+SOLVES = FixedPoint(steps=1000, tolerance=1e-8)
 DESCENDS = NaturalGradient(steps=1000, learning_rate=0.01)
 
 

@@ -91,7 +91,8 @@ class FixedPoint(Solver):
         finite = all_finite((value, change))
         candidate = state.factor * change**step_size
         moved = jax.tree.map(lambda a, b: jnp.where(finite & possible, a, b), candidate, state.factor)
-        settled = relative_change(moved, state.factor) <= self.tolerance
+        # By where the message leads: a step that had to be halved moves little, and yet there is more to come.
+        settled = relative_change(message, state.factor) <= self.tolerance
         outcome = jnp.where(
             finite,
             jnp.where(possible, jnp.where(settled, Outcome.CONVERGED, Outcome.STEPS_DONE), Outcome.HELD_BACK),
