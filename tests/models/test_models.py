@@ -201,7 +201,7 @@ def test_shards_must_be_a_list_of_sites(shards):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"features": 0},
+        {"features": -1},
         {"features": 2.0},
         {"features": 2, "prior_scale": 0},
         {"features": 2, "prior_scale": np.nan},
