@@ -37,7 +37,8 @@ BUDGETS = ("passes", "rounds", "updates")
 # Of what sites propose: if less can be taken, the run goes nowhere.
 STALLED = 1e-3
 # How a site solves its local problem to the end, where messages are destinations, and where they are directions.
-SOLVES = FixedPoint(steps=1000, tolerance=1e-8)
+SOLVES = FixedPoint(steps=200, tolerance=1e-8)
+SETTLES = Synchronous(rounds=30, settled=1e-9)
 DESCENDS = NaturalGradient(steps=1000, learning_rate=0.01)
 
 
@@ -236,7 +237,8 @@ def partial_fit(
     if isinstance(state, Result) and state.hyper != model.hyper:
         model = model.with_hyper(state.hyper)
     if schedule is None and hyper is None and damping == "auto" and is_solved_at_once(model, solver, expectation):
-        schedule = OnePass()
+        # Where a step overshoots, a solver that begins anew finds the way on.
+        schedule, solver = (OnePass(), None) if model.exact else (SETTLES, SOLVES)
     settings: dict[str, Any] = {
         "solver": solver,
         "schedule": schedule,
