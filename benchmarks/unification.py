@@ -20,10 +20,10 @@ from partita import datasets
 from partita.errors import InputError
 from partita.families import Dirichlet
 from partita.gp import SparseProcess, kernels, likelihoods
-from partita.references.comparisons import textbook_propagation
 from partita.runtime import precision
 from partita.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
+from partita.studies.methods.comparisons import textbook_propagation
 
 HELD_OUT, PASSES, MOST_PASSES = 224, 10, 30
 # Seconds in XLA, as JAX reports them; tracing, which a cache does not save, is not counted.

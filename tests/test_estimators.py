@@ -22,7 +22,7 @@ from partita.moments import Moments
 CHEAP = {"hyperparameters": "fixed", "move_points": False}
 
 
-# Both, as they come, are checked by `python -m experiments.estimator_checks`, which takes minutes.
+# Both, as they come, are checked by `partita study estimator-checks`, which takes minutes.
 @parametrize_with_checks([StreamingGPRegressor(**CHEAP)])
 def test_scikit_learn(estimator, check):
     check(estimator)

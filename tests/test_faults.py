@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from experiments.chaos import Chaos
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -28,6 +27,7 @@ from partita.messages import HEADER, Notice, decoded_task, decoded_update, encod
 from partita.models import prior_of
 from partita.run import events
 from partita.schedules import Asynchronous, Sequential, Synchronous
+from partita.studies.faults.chaos import Chaos
 
 ROOT = Path(__file__).parents[1]
 GENERATOR = np.random.default_rng(0)
@@ -190,7 +190,7 @@ def test_02_a_retry_gets_the_first_receipt(tmp_path):
 
 def test_03_04_a_server_killed_anywhere_ends_as_if_it_had_not_been():
     """At named places around write, commit and fold; bit-identical. `make soak` has 200 kills."""
-    command = [sys.executable, "-m", "experiments.failpoints", "2"]
+    command = [sys.executable, "-m", "partita", "study", "failpoints", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 kills")
@@ -481,7 +481,7 @@ def test_15_automatic_damping_grows_although_somebody_never_came():
 
 def test_16_many_sites_that_come_and_go_and_a_server_that_stops(tmp_path):
     """One run of 150 updates; `make soak` has a hundred of 300."""
-    command = [sys.executable, "-m", "experiments.soak", "1", "150"]
+    command = [sys.executable, "-m", "partita", "study", "soak", "1", "150"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 complete" in done.stdout

@@ -21,7 +21,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from experiments import torn_payloads
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -29,13 +28,14 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita import storage, telemetry
-from partita.cli import app, finish
+from partita.cli import app
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.state import logger, read_state, serve_metrics, write_state
 from partita.files import read_json
 from partita.formulas.tables import read_sites
+from partita.launch import write_run_report
 from partita.ledger import Ledger
 from partita.messages import Notice, decoded_update
 from partita.models import prior_of
@@ -47,6 +47,7 @@ from partita.report.measures import write_measures
 from partita.report.terminal import table_of
 from partita.runtime import cache_compilation
 from partita.schedules import Asynchronous, Synchronous
+from partita.studies.faults import torn_payloads
 from partita.text import clean
 
 ROOT = Path(__file__).parents[1]
@@ -419,7 +420,7 @@ def test_29_a_crafted_journal_is_a_typed_error_and_hangs_nothing(tmp_path, queri
     fit(tmp_path)
     execute(tmp_path, *queries)
     with pytest.raises(StorageError):
-        finish(tmp_path, json=False)
+        write_run_report(tmp_path)
     with served(Follower(tmp_path)) as url:
         assert status(url) == 200
 
@@ -510,7 +511,7 @@ def test_29_crafted_notes_beside_a_run_are_typed_errors(tmp_path, name):
     for text in NOTES[name]:
         (tmp_path / name).write_text(text)
         with pytest.raises(CorruptStorage, match=name):
-            finish(tmp_path, json=False)
+            write_run_report(tmp_path)
 
 
 # 30: slow or many clients of the live page and of metrics
@@ -607,7 +608,7 @@ def test_31_deaths_around_large_payloads_leave_what_was_acknowledged(tmp_path, m
         left[0] = hits
         with pytest.raises(DeathError):
             fit(tmp_path, rounds=5, resume=True)
-        end = torn_payloads.acknowledged(tmp_path, most=20)
+        end = torn_payloads.last_acknowledged(tmp_path, most=20)
         with (tmp_path / "payloads").open("r+b") as stream:
             if tail == "is cut":
                 stream.truncate(end + (os.fstat(stream.fileno()).st_size - end) // 2)
@@ -615,12 +616,12 @@ def test_31_deaths_around_large_payloads_leave_what_was_acknowledged(tmp_path, m
                 stream.seek(end)
                 stream.write(b"garbage" * 500)
     assert fit(tmp_path, rounds=5, resume=True).fingerprint == clean_run
-    assert (tmp_path / "payloads").stat().st_size == torn_payloads.acknowledged(tmp_path, most=20) > 1000
+    assert (tmp_path / "payloads").stat().st_size == torn_payloads.last_acknowledged(tmp_path, most=20) > 1000
 
 
 @pytest.mark.slow
 def test_31_processes_killed_around_large_payloads_end_as_if_they_had_not_been():
-    command = [sys.executable, "-m", "experiments.torn_payloads", "3"]
+    command = [sys.executable, "-m", "partita", "study", "torn-payloads", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("3 kills")

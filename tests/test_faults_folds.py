@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from experiments.chaos import Chaos
 
 import partita as pt
 from partita.engines import InProcess
@@ -20,6 +19,7 @@ from partita.messages import Notice
 from partita.run import events
 from partita.schedules import Asynchronous, OnePass, Priority, RandomOrder, Sequential, Synchronous
 from partita.storage import read_notices
+from partita.studies.faults.chaos import Chaos
 from partita.wire import RECORD
 
 GENERATOR = np.random.default_rng(0)

@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita import telemetry
-from partita.cli import app, followed
+from partita.cli import app
 from partita.errors import InputError, NotFinite, RunMismatch, ShardError
 from partita.formulas.advice import alike, unlikely_levels
 from partita.formulas.design import as_family, designed
 from partita.formulas.naming import name_sites, read_names
+from partita.launch import follow_run
 
 
 def table(rows=90):
@@ -197,7 +198,7 @@ def test_problems_in_a_history_call_sites_by_name(monkeypatch):
 def test_who_watches_a_run_sees_names(tmp_path):
     run_dir = tmp_path / "run"
     pt.regress("y ~ x", sites(), run_dir=run_dir, quiet=True)
-    follower = followed(run_dir)
+    follower = follow_run(run_dir)
     assert follower.read()
     assert [row["site"] for row in follower.site_rows()] == ["north", "south"]
     with pytest.raises(RunMismatch):

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from partita.cli import app
 from partita.errors import InputError, MissingData
-from partita.methods import TABLE, checked, method, run
 from partita.solvers import FixedPoint
+from partita.studies.methods import TABLE, check_methods, find_method, run_method
 
 RUNNER = CliRunner()
 
@@ -24,14 +24,14 @@ def test_rows_are_whole():
 @pytest.mark.parametrize("name", ["winn-bishop-2005", "khan-li-2018", "minka-2004", "bui-2017", "zeno-2018"])
 def test_quick_rows_agree_with_their_references(name):
     """All of them: `partita methods --check`."""
-    (result,) = checked([method(name)])
+    (result,) = check_methods([find_method(name)])
     assert result["status"] == "good"
     assert abs(result["difference"]) <= result["tolerance"]
 
 
 def test_a_row_that_is_off_says_so():
-    bad = replace(method("khan-li-2018"), solver=FixedPoint(step_size=0.01))
-    (result,) = checked([bad])
+    bad = replace(find_method("khan-li-2018"), solver=FixedPoint(step_size=0.01))
+    (result,) = check_methods([bad])
     assert result["status"] == "off"
     assert result["difference"] > 1
 
@@ -39,16 +39,16 @@ def test_a_row_that_is_off_says_so():
 def test_a_row_without_its_data_says_where_to_get_them(monkeypatch, tmp_path):
     monkeypatch.setenv("PARTITA_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (result,) = checked([method("wand-2014b")])
+    (result,) = check_methods([find_method("wand-2014b")])
     assert result["status"] == "no data"
     assert "Rdatasets" in result["words"]
     with pytest.raises(MissingData, match=r"tables/epil\.csv is not here"):
-        run(method("wand-2014b"))
+        run_method(find_method("wand-2014b"))
 
 
 def test_unknown_rows_are_refused():
     with pytest.raises(InputError, match="use one of beal-2003"):
-        method("nobody")
+        find_method("nobody")
 
 
 def test_the_command():

@@ -20,8 +20,7 @@ from partita.checks import import_extra
 from partita.engines.flower import import_flower
 from partita.engines.ray import import_ray
 from partita.errors import MissingExtra, PartitaError
-from partita.methods import checked, method
-from partita.references import comparisons
+from partita.studies.methods import check_methods, comparisons, find_method
 
 ROOT = Path(__file__).parents[1]
 NOT_SOURCE = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "site", "runs")
@@ -150,9 +149,9 @@ def test_an_extra_that_is_missing_is_asked_for_by_name(module, needs_it, monkeyp
 def test_a_method_without_its_reference_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpyro", None)
     with pytest.raises(MissingExtra, match="NumPyro is not installed"):
-        comparisons.sampled(None, None)
-    needs_it = replace(method("wand-2014"), problem=lambda: import_extra("numpyro", "NumPyro", "numpyro"))
-    (told,) = checked([needs_it])
+        comparisons.nuts_moments(None, None)
+    needs_it = replace(find_method("wand-2014"), problem=lambda: import_extra("numpyro", "NumPyro", "numpyro"))
+    (told,) = check_methods([needs_it])
     assert told["status"] == "no package"
     assert "pip install '.[numpyro]'" in told["words"]
 

@@ -1,6 +1,6 @@
 """Regressions against quadrature on two small data sets, and the references against what is known of them.
 
-`python -m experiments.regression_table` has the same with more sets, NUTS and statsmodels.
+`partita study regressions` has the same with more sets, NUTS and statsmodels.
 """
 
 from dataclasses import replace
@@ -8,12 +8,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.regression_nuts import bridge, sample
-from experiments.regression_page import GAP, NATS, RATIO, difference, evidence_error
-from experiments.regression_references import exact, exact_grouped, read, standardise
-from experiments.regression_sets import DATA_SETS, SHARES
-from experiments.regression_table import compare
 from scipy import integrate, stats
+
+from partita.studies.regressions.page import GAP, NATS, RATIO, difference, evidence_error
+from partita.studies.regressions.references import exact, exact_grouped, read, standardise
+from partita.studies.regressions.sampling import bridge, sample
+from partita.studies.regressions.sets import DATA_SETS, SHARES
+from partita.studies.regressions.table import compare
 
 SETS = {data.name: data for data in DATA_SETS}
 

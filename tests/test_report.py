@@ -19,9 +19,9 @@ from scipy.stats import t
 
 import partita as pt
 from browser import BINARY, Browser
-from partita.cli import finish, followed
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import _federation_text
+from partita.launch import follow_run, write_run_report
 from partita.models import prior_of
 from partita.report import Chart, Curve, Report, loopback, write_report
 from partita.report.charts import COLOURS, ON_DARK, bars
@@ -413,7 +413,7 @@ def test_a_run_on_a_terminal(tmp_path):
 
 def test_reports_of_nothing_say_so(tmp_path):
     with pytest.raises(StorageError, match="journal.sqlite: no such run"):
-        finish(tmp_path, json=False)
+        write_run_report(tmp_path)
 
 
 def test_a_federation_is_watched_by_the_names_of_its_sites(tmp_path):
@@ -425,7 +425,7 @@ def test_a_federation_is_watched_by_the_names_of_its_sites(tmp_path):
     for name in names:
         (tmp_path / "sites" / f"{name}.pub").write_text("a key")
     fit(tmp_path / "run")
-    follower = followed(tmp_path)
+    follower = follow_run(tmp_path)
     assert follower.read()
     assert [row["site"] for row in follower.site_rows()] == names
     assert follower.title == f"Federation {tmp_path.name}"

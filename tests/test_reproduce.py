@@ -11,11 +11,13 @@ import pytest
 import partita as pt
 from partita import cli, runtime
 from partita.errors import InputError
-from partita.references.committee import split_prior
-from partita.reproduce import federated, study
-from partita.reproduce.study import Cell, Images, Watch, curves, messages_to, run_study, spread, summary
-from partita.reproduce.watch import duration
 from partita.solvers import FixedPoint
+from partita.studies.committee import split_prior
+from partita.studies.images import Images
+from partita.studies.paper import federated
+from partita.studies.progress import duration
+from partita.studies.runner import START_UP, Cell, Watch, run_study
+from partita.studies.tables import curves, messages_to, spread, summary
 
 KEYS = {"method", "setting", "seed", "round", "seconds", "messages", "bytes", "error", "nll", "ece", "free_energy"}
 
@@ -96,7 +98,7 @@ def test_an_interrupted_study_says_how_to_go_on(partita, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(federated, "_rows", interrupted)
-    monkeypatch.setattr(study, "speed_of", lambda model: 1e3)
+    monkeypatch.setattr(federated, "measure_network", lambda model: 1e3)
     code, told, error = partita("reproduce", "federated", "--quick", "--json", "--out", tmp_path / "out")
     assert code == 130
     assert len(told.splitlines()) == 2
@@ -133,12 +135,12 @@ def test_an_interrupted_cell_leaves_nothing_and_finished_ones_stay(tmp_path, pro
     first = Recorded()
     with pytest.raises(problem):
         run_study([cell("a"), cell("b", problem), cell("c")], tmp_path, lambda: 100.0, first)
-    assert first.plans == [(3, 0, 3 * study.START_UP + 9.0)]
+    assert first.plans == [(3, 0, 3 * START_UP + 9.0)]
     assert first.begun == ["iid a 0", "iid b 0"]
     assert [path.name for path in (tmp_path / "cells").iterdir()] == [cell("a").path]
     second = Recorded()
     rows = run_study([cell("a"), cell("b"), cell("c")], tmp_path, lambda: 100.0, second)
-    assert second.plans == [(3, 1, 2 * study.START_UP + 6.0)]
+    assert second.plans == [(3, 1, 2 * START_UP + 6.0)]
     assert second.begun == ["iid b 0", "iid c 0"]
     assert [(row["method"], row["round"], row["error"]) for row in rows] == [
         (method, number, error) for method in "abc" for number, error in ((1, 0.5), (2, 0.25))

@@ -14,10 +14,10 @@ import partita as pt
 from partita.errors import InputError
 from partita.gp.sparse import Batch, Factor, Step
 from partita.gp.stream import exponentials
-from partita.reproduce import banana, frozen, robot_arm, streaming_1d
-from partita.reproduce.frozen import FrozenClassifier
-from partita.reproduce.pictures import beliefs, frames, surfaces
 from partita.runtime import precision
+from partita.studies.paper import banana, frozen, robot_arm, streaming_1d
+from partita.studies.paper.frozen import FrozenClassifier
+from partita.studies.paper.pictures import beliefs, frames, surfaces
 
 
 def rows_of(cell):
@@ -165,7 +165,7 @@ def test_a_point_for_hyperparameters_has_the_bound_of_the_paper():
     free = frozen.Free(np.zeros(3), np.zeros(3), rng.normal(size=2), np.tril(rng.normal(size=(2, 2))))
     with precision(np.float64):
         value, both = jax.tree.map(np.asarray, frozen.bound(new, a, new_points, free, X, y))
-        ours = value + frozen.remembered(new, old, a)
+        ours = value + frozen.recall(new, old, a)
 
     def kernel(params, A, B):
         gaps = (A[:, None] - B) / params["kernel.lengthscale"]

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments.chaos import Chaos
 
 import partita as pt
 from partita.engines import base
 from partita.models import prior_of
+from partita.studies.faults.chaos import Chaos
 
 
 @pytest.fixture(scope="module")

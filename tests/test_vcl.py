@@ -8,8 +8,10 @@ import pytest
 
 import partita as pt
 from partita.models import prior_of
-from partita.reproduce import vcl
-from partita.reproduce.study import KEYS, Images, Watch, run_study
+from partita.studies.images import Images
+from partita.studies.pages import KEYS
+from partita.studies.paper import vcl
+from partita.studies.runner import Watch, run_study
 
 TINY = {"hidden": (12,), "coreset": 20, "rows": 150, "steps": 200, "kept_rows": 150, "kept_steps": 200, "samples": 8}
 
@@ -53,7 +55,7 @@ def test_k_centre_takes_no_row_twice_where_rows_are_equal():
 def test_coreset_rows_are_held_out():
     X, y = np.arange(30.0)[:, None], np.arange(30)
     rows = vcl.random_rows(X, 7, np.random.default_rng(0))
-    coreset, rest = vcl.held_out((X, y), rows)
+    coreset, rest = vcl.hold_out((X, y), rows)
     assert coreset[1].tolist() == rows.tolist()
     assert len(set(rows)) == 7
     assert sorted([*coreset[1], *rest[1]]) == list(range(30))
@@ -81,10 +83,10 @@ def test_the_stream_never_sees_a_coreset(images, tiny, method, monkeypatch):
 
 def test_repeated_coresets_weigh_as_much_as_they_are():
     parts = [(np.full((2, 1), k), np.full(2, k)) for k in range(3)]
-    X, y, weights = vcl.repeated(parts, 14)
+    X, y, weights = vcl.repeat(parts, 14)
     assert X.shape == (14, 1)
     assert np.bincount(y, weights).tolist() == pytest.approx([2, 2, 2])
-    assert vcl.repeated(parts, 1)[2].tolist() == [1] * 6
+    assert vcl.repeat(parts, 1)[2].tolist() == [1] * 6
 
 
 def test_permuted_tasks_have_pixels_of_their_own_and_split_tasks_digits(images):

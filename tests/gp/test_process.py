@@ -10,9 +10,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 import partita as pt
 from partita.errors import InputError, ShardError
 from partita.gp import SparseProcess, kernels, likelihoods
-from partita.references.comparisons import textbook_propagation
 from partita.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
+from partita.studies.methods.comparisons import textbook_propagation
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.uniform(-3, 3, (40, 1))

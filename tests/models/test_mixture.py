@@ -8,7 +8,7 @@ from sklearn.datasets import load_iris
 import partita as pt
 from partita.errors import InputError, ShardError
 from partita.families import NormalWishart
-from partita.references.comparisons import variational_mixture
+from partita.studies.methods.comparisons import variational_mixture
 
 PRIOR = {"concentration": 0.5, "strength": 0.7, "degrees": 6.0, "scale": 1.5}
 

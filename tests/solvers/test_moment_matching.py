@@ -14,9 +14,9 @@ from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
 from partita.free_energy import LocalProblem
 from partita.messages import encoded_question
-from partita.references import comparisons, problems
 from partita.run import prepared
 from partita.solvers import FixedPoint, Gradient, MomentMatching
+from partita.studies.methods import comparisons, problems
 
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.normal(size=(12, 2))

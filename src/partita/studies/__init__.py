@@ -1,6 +1,4 @@
-"""Experiments: one file each, run by hand; their results are in docs/."""
+"""Studies: the paper's, comparisons with other methods and packages, and what goes wrong on purpose.
 
-import os
-
-# As on the command line: XLA's words about its own cache are long, and nothing is wrong.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+`registry.py` has every study by name; `partita study` runs them.
+"""

@@ -11,7 +11,6 @@ from partita.families import Family
 from partita.metrics import classification
 from partita.models import SoftmaxRegression
 from partita.predictive import expected_response
-from partita.references.committee import split_prior
 from partita.report import Curve, Report
 from partita.report.charts import Calibration, calibration_picture, grouped_bars, label_picture
 from partita.report.measures import of_classes
@@ -19,6 +18,7 @@ from partita.result import Result
 from partita.run import fit
 from partita.schedules import Asynchronous, Schedule, Sequential, Synchronous
 from partita.solvers import FixedPoint
+from partita.studies.committee import split_prior
 from partita.telemetry import Callback, Every, Row
 
 SITES = 10
@@ -26,8 +26,8 @@ ROUNDS = 40
 
 
 @dataclass(frozen=True)
-class Method:
-    """A triple (partition, solver, schedule), and which prior the sites start from."""
+class Way:
+    """One way to fit the digits: a triple (partition, solver, schedule), and which prior the sites start from."""
 
     name: str
     schedule: Schedule
@@ -39,19 +39,19 @@ class Method:
 
 LOCAL = FixedPoint(steps=5)
 ALONE = FixedPoint(steps=100, tolerance=1e-4)
-METHODS = (
-    Method("global VI, pooled", Synchronous(rounds=ROUNDS), LOCAL, pooled=True),
-    Method("PVI synchronous", Synchronous(rounds=ROUNDS), LOCAL),
-    Method("PVI sequential", Sequential(passes=ROUNDS // 2), LOCAL),
-    Method("PVI asynchronous", Asynchronous(updates=ROUNDS * SITES), LOCAL),
-    Method("BCM, same prior", Synchronous(rounds=1), ALONE, damping=1.0),
-    Method("BCM, split prior", Synchronous(rounds=1), ALONE, split_prior=True, damping=1.0),
+WAYS = (
+    Way("global VI, pooled", Synchronous(rounds=ROUNDS), LOCAL, pooled=True),
+    Way("PVI synchronous", Synchronous(rounds=ROUNDS), LOCAL),
+    Way("PVI sequential", Sequential(passes=ROUNDS // 2), LOCAL),
+    Way("PVI asynchronous", Asynchronous(updates=ROUNDS * SITES), LOCAL),
+    Way("BCM, same prior", Synchronous(rounds=1), ALONE, damping=1.0),
+    Way("BCM, split prior", Synchronous(rounds=1), ALONE, split_prior=True, damping=1.0),
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One method's line of the table, its curve, its calibration, and what each site contributed, in nats."""
+    """What one way leads to: its line of the table, its curve, its calibration, each site's contribution in nats."""
 
     row: Row
     curve: Curve
@@ -77,42 +77,42 @@ class Digits:
         return [tuple(np.concatenate(parts) for parts in zip(*self.shards, strict=True))]
 
 
-def run_method(method: Method, digits: Digits, seed: int, callbacks: Sequence[Callback] = ()) -> Outcome:
+def fit_digits(way: Way, digits: Digits, seed: int, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Fit, and measure on the test set after every round."""
     model = SoftmaxRegression(features=64, classes=10, prior_scale=1.0, intercept=False)
-    shards = digits.pooled if method.pooled else digits.shards
+    shards = digits.pooled if way.pooled else digits.shards
 
     def metrics(posterior: Family) -> Row:
         return classification(expected_response(model, posterior, digits.test[0]), digits.test[1])
 
     began = time.perf_counter()
-    if method.split_prior:
-        result = split_prior(model, shards, method.solver, seed)
+    if way.split_prior:
+        result = split_prior(model, shards, way.solver, seed)
     else:
         result = fit(
             model,
             shards,
-            solver=method.solver,
-            schedule=method.schedule,
-            damping=method.damping,
+            solver=way.solver,
+            schedule=way.schedule,
+            damping=way.damping,
             seed=seed,
             callbacks=(
-                Every(metrics, folds=1 if method.schedule.waits and method.schedule.parallel else SITES),
+                Every(metrics, folds=1 if way.schedule.waits and way.schedule.parallel else SITES),
                 *callbacks,
             ),
         )
     seconds = time.perf_counter() - began
-    return outcome(method, result, metrics(result.posterior), seconds, digits)
+    return describe_outcome(way, result, metrics(result.posterior), seconds, digits)
 
 
-def outcome(method: Method, result: Result, measured: Row, seconds: float, digits: Digits) -> Outcome:
+def describe_outcome(way: Way, result: Result, measured: Row, seconds: float, digits: Digits) -> Outcome:
     last = result.history[-1]
     row = {
-        "method": method.name,
+        "method": way.name,
         **measured,
         "rounds": round(last["round"]),
-        "messages": 0 if method.pooled else last["messages"],
-        "bytes": 0 if method.pooled else last["bytes"],
+        "messages": 0 if way.pooled else last["messages"],
+        "bytes": 0 if way.pooled else last["bytes"],
         "seconds": round(seconds, 2),
         "log evidence": result.log_evidence,
     }
@@ -120,18 +120,18 @@ def outcome(method: Method, result: Result, measured: Row, seconds: float, digit
     # Events carry the free energy that was known when they happened; the last one is that of the result.
     end = {**last, **measured, "free_energy": result.log_evidence, "log_evidence": result.log_evidence}
     rows = [*result.history, end]
-    if method.pooled:
+    if way.pooled:
         rows = [{name: value for name, value in row.items() if name not in ("messages", "bytes")} for row in rows]
     calibration = of_classes(probabilities, digits.test[1])
-    return Outcome(row, Curve(method.name, rows), calibration, result.contributions().tolist())
+    return Outcome(row, Curve(way.name, rows), calibration, result.contributions().tolist())
 
 
-def report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
+def build_report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
     """The page: table, who has which labels, calibration, and the curves."""
     calibrations = {outcome.row["method"]: outcome.calibration for outcome in outcomes}
     contributions = {
-        method.name: outcome.contributions if method.name.startswith("PVI") else None
-        for method, outcome in zip(METHODS, outcomes, strict=True)
+        way.name: outcome.contributions if way.name.startswith("PVI") else None
+        for way, outcome in zip(WAYS, outcomes, strict=True)
     }
     return Report(
         title="Digits over ten sites",
@@ -155,7 +155,7 @@ def report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
     )
 
 
-def run_demo(seed: int, watch: Callable[[Method], Sequence[Callback]]) -> tuple[list[Outcome], Digits]:
-    """All methods; `watch(method)` gives callbacks."""
+def run_demo(seed: int, watch: Callable[[str, Row], Sequence[Callback]]) -> tuple[list[Outcome], Digits]:
+    """Fit in all ways; `watch`, called with the name of one and labels for its events, gives callbacks."""
     digits = Digits.load(seed)
-    return [run_method(method, digits, seed, watch(method)) for method in METHODS], digits
+    return [fit_digits(way, digits, seed, watch(way.name, {"method": way.name})) for way in WAYS], digits

@@ -1,13 +1,12 @@
-"""All of scikit-learn's checks on the estimators as they come, and what they say."""
+"""All of scikit-learn's checks on the estimators as they come, and what they say: `partita study estimator-checks`."""
 
 from sklearn.utils.estimator_checks import check_estimator
 
 import partita as pt
-from partita.runtime import cache_compilation
+from partita.studies.documents import Say
 
 
-def main() -> None:
-    cache_compilation()
+def check_estimators(say: Say) -> None:
     estimators = (
         pt.PartitionedRegressor(),
         pt.PartitionedClassifier(),
@@ -17,11 +16,7 @@ def main() -> None:
     for estimator in estimators:
         found = check_estimator(estimator, on_fail=None, on_skip=None)
         passed = sum(check["status"] == "passed" for check in found)
-        print(f"{estimator}: {passed} of {len(found)} checks passed")
+        say(f"{estimator}: {passed} of {len(found)} checks passed")
         for check in found:
             if check["status"] != "passed":
-                print(f"  {check['check_name']}: {check['status']} ({check['exception']})")
-
-
-if __name__ == "__main__":
-    main()
+                say(f"  {check['check_name']}: {check['status']} ({check['exception']})")

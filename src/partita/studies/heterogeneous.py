@@ -1,11 +1,10 @@
 """What was tried for sites that differ, beside what `fit` does: one class per site, digits, on validation data.
 
 Every variant is the same plain loop with another rule: sites solve their local problems for some steps, all at once,
-and the server takes a share of what they changed. Prints a table with three seeds, as mean ± half the range; the last
-line is what `fit` does by itself.
+and the server takes a share of what they changed. The table has means ± half the range over seeds; its last line is
+what `fit` does by itself. `partita study heterogeneous` says it.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,13 +22,15 @@ from partita.free_energy import LocalProblem
 from partita.metrics import classification
 from partita.models import Network, prior_of
 from partita.predictive import expected_response
-from partita.reproduce.study import Images, spread
 from partita.run import events
 from partita.shards import padded
 from partita.solvers import NaturalGradient
+from partita.studies.documents import Say
+from partita.studies.images import Images
+from partita.studies.tables import spread
 
 SITES = 10
-# The best of 0.002, 0.005 and 0.01 for the first rule.
+# This is the best of 0.002, 0.005 and 0.01 for the first rule.
 RATE = 0.01
 
 
@@ -70,7 +71,7 @@ RULES = {
 
 
 @eqx.filter_jit
-def refined(model: Network, cavities: MeanField, start: MeanField, shards: Any, steps: Any, key: Any) -> MeanField:
+def refine(model: Network, cavities: MeanField, start: MeanField, shards: Any, steps: Any, key: Any) -> MeanField:
     """What every site's local problem leads to, from one start."""
 
     def one(cavity: MeanField, shard: Any, key: Any) -> MeanField:
@@ -94,38 +95,38 @@ def posteriors(model: Network, raw: list, rule: Rule, rounds: int, seed: int) ->
     for number in range(rounds):
         cavities = jax.tree.map(lambda q, t: q - t / np.float32(rule.penalty), sent, factors)
         key = jax.random.fold_in(jax.random.key(seed), number)
-        solved = refined(model, cavities, sent, shards, jnp.asarray(rule.steps(number)), key)
+        solved = refine(model, cavities, sent, shards, jnp.asarray(rule.steps(number)), key)
         for halving in range(20):
-            taken, blended = applied(rule, prior, factors, sent, solved, shares * 0.5**halving, number < rule.shared)
+            taken, blended = apply_rule(rule, prior, factors, sent, solved, shares * 0.5**halving, number < rule.shared)
             if is_safe(blended, taken, rule.penalty):
                 factors, sent = taken, blended
                 break
         yield sent
 
 
-def applied(
+def apply_rule(
     rule: Rule, prior: Any, factors: Any, sent: Any, solved: Any, shares: np.ndarray, shared: bool
 ) -> tuple[MeanField, MeanField]:
     """Factors with those shares of the changes, and what the server would send."""
 
-    def moved(t: np.ndarray, q: np.ndarray, s: np.ndarray) -> np.ndarray:
+    def move(t: np.ndarray, q: np.ndarray, s: np.ndarray) -> np.ndarray:
         new = t + rule.penalty * np.reshape(shares, (-1,) + (1,) * (t.ndim - 1)) * (np.asarray(q) - s)
         return np.broadcast_to(np.mean(new, axis=0), new.shape) if shared else new
 
-    def mixed(p: np.ndarray, t: np.ndarray, q: np.ndarray) -> np.ndarray:
+    def mix(p: np.ndarray, t: np.ndarray, q: np.ndarray) -> np.ndarray:
         return ((1 - rule.blend) * (p + np.sum(t, axis=0)) + rule.blend * np.mean(q, axis=0)).astype(np.float32)
 
-    taken = jax.tree.map(moved, factors, solved, sent)
-    return jax.tree.map(np.float32, taken), jax.tree.map(mixed, prior, taken, solved)
+    taken = jax.tree.map(move, factors, solved, sent)
+    return jax.tree.map(np.float32, taken), jax.tree.map(mix, prior, taken, solved)
 
 
 def is_safe(sent: MeanField, factors: MeanField, penalty: float) -> bool:
-    """As the ledger has it: the posterior and every cavity are proper."""
+    """Whether the posterior and every cavity are proper, as the ledger has it."""
     pairs = zip(jax.tree.leaves(sent.precision), jax.tree.leaves(factors.precision), strict=True)
     return sent.is_proper() and all(np.min(q - t / penalty) > 0 for q, t in pairs)
 
 
-def measured(images: Images, rule: Rule | None, seed: int, rounds: int, sizes: bool) -> dict[str, float]:
+def measure(images: Images, rule: Rule | None, seed: int, rounds: int, sizes: bool) -> dict[str, float]:
     model = images.network([50], init_seed=seed)
     raw = list(split(images.train, SITES, "whole-labels", seed=seed))
     if sizes:
@@ -140,19 +141,11 @@ def measured(images: Images, rule: Rule | None, seed: int, rounds: int, sizes: b
     return classification(expected_response(model, last, images.test[0], 32), images.test[1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
+def compare_rules(say: Say, rounds: int = 60, seeds: int = 3) -> None:
     images = Images.load("digits", validate=True)
     for sizes in (False, True):
-        print("\nsites of equal sizes" if not sizes else "\nsites from all rows of a class down to a tenth of them")
+        say("\nsites of equal sizes" if not sizes else "\nsites from all rows of a class down to a tenth of them")
         for name, rule in {**RULES, "what fit does: one message, optimiser": None}.items():
-            found = [measured(images, rule, seed, arguments.rounds, sizes) for seed in range(arguments.seeds)]
+            found = [measure(images, rule, seed, rounds, sizes) for seed in range(seeds)]
             error, nll = (spread([row[key] for row in found], scale) for key, scale in (("error", 100), ("nll", 1)))
-            print(f"{name:40} error {error} %   NLL {nll}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            say(f"{name:40} error {error} %   NLL {nll}")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TextIO
 
-from partita.reproduce.study import Cell, Watch
+from partita.studies.runner import Cell, Watch
 from partita.telemetry import Progress, Row, to_json
 
 
@@ -31,7 +31,7 @@ class Lines(Watch):
 
 
 class Bar(Watch):
-    """A progress bar, over runs."""
+    """A progress bar over runs."""
 
     def __init__(self, quiet: bool = False):
         self._bar = Progress("how fast is this machine?", quiet=quiet)
@@ -47,7 +47,7 @@ class Bar(Watch):
             f"{cells} runs{kept}; about {duration(seconds)} for the rest on this machine. "
             "Ctrl-C stops; the same command goes on."
         )
-        # The one that begins next is the first that is not finished.
+        # The cell that begins next is the first that is not finished.
         self._cells, self._finished = cells, finished - 1
 
     def begin(self, cell: Cell) -> None:

@@ -1,4 +1,4 @@
-"""The figures behind the README's promises, one line each. Run with `python -m experiments.promises`."""
+"""The figures behind the README's promises, one line each: `partita study promises`."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import multivariate_normal
 
 import partita as pt
+from partita.studies.documents import Say
 
 SCHEDULES = {
     "sequential": pt.schedules.Sequential(passes=40),
@@ -16,11 +17,11 @@ SCHEDULES = {
 }
 
 
-def relative(value: np.ndarray, reference: np.ndarray) -> float:
+def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
     return float(np.max(np.abs(value - reference)) / np.max(np.abs(reference)))
 
 
-def conjugate() -> None:
+def conjugate(say: Say) -> None:
     generator = np.random.default_rng(0)
     X = generator.normal(size=(300, 4))
     y = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.7 * generator.normal(size=300)
@@ -28,13 +29,13 @@ def conjugate() -> None:
     model = pt.models.LinearRegression(features=4, noise=0.7, prior_scale=2.0, intercept=False)
     precision = np.eye(4) / 4 + X.T @ X / 0.49
     exact = multivariate_normal(np.zeros(300), 0.49 * np.eye(300) + 4 * X @ X.T).logpdf(y)
-    print(f"conjugate regression, sites of {[len(shard[1]) for shard in shards]} rows")
+    say(f"conjugate regression, sites of {[len(shard[1]) for shard in shards]} rows")
     for name, schedule in SCHEDULES.items():
         result = pt.fit(model, shards, schedule=schedule)
-        location = relative(result.posterior.location, np.linalg.solve(precision, X.T @ y / 0.49))
-        covariance = relative(result.posterior.covariance, np.linalg.inv(precision))
+        location = relative_error(result.posterior.location, np.linalg.solve(precision, X.T @ y / 0.49))
+        covariance = relative_error(result.posterior.covariance, np.linalg.inv(precision))
         gap = abs(result.log_evidence - exact)
-        print(f"  {name}: location {location:.1e}, covariance {covariance:.1e}, log evidence {gap:.1e}")
+        say(f"  {name}: location {location:.1e}, covariance {covariance:.1e}, log evidence {gap:.1e}")
 
 
 def local_free_energies(result: pt.Result) -> float:
@@ -43,7 +44,7 @@ def local_free_energies(result: pt.Result) -> float:
     return float(sum(value - result.posterior.expected_log(factor) for factor, value in pairs) - gap)
 
 
-def logistic() -> None:
+def logistic(say: Say) -> None:
     X, y = pt.datasets.load("breast-cancer")
     data = pt.datasets.standardised(X), y
     model = pt.models.LogisticRegression(features=30, intercept=False)
@@ -55,16 +56,16 @@ def logistic() -> None:
     }
     runs["one datum per site"] = pt.fit(model, singles, schedule=pt.schedules.Synchronous(rounds=60), damping=1.0)
     runs["one site"] = optimum
-    print("logistic regression on breast cancer, against global VI")
+    say("logistic regression on breast cancer, against global VI")
     for name, result in runs.items():
-        location = relative(result.posterior.location, optimum.posterior.location)
-        covariance = relative(result.posterior.covariance, optimum.posterior.covariance)
+        location = relative_error(result.posterior.location, optimum.posterior.location)
+        covariance = relative_error(result.posterior.covariance, optimum.posterior.covariance)
         gap = abs(local_free_energies(result) - result.log_evidence)
-        print(f"  {name}: location {location:.1e}, covariance {covariance:.1e}, sum of local - global {gap:.1e}")
-    dynamics(model, data, singles)
+        say(f"  {name}: location {location:.1e}, covariance {covariance:.1e}, sum of local - global {gap:.1e}")
+    dynamics(say, model, data, singles)
 
 
-def dynamics(model: pt.models.LogisticRegression, data: tuple, singles: list) -> None:
+def dynamics(say: Say, model: pt.models.LogisticRegression, data: tuple, singles: list) -> None:
     def trace(shards: list) -> list:
         posteriors: list = []
         schedule = pt.schedules.Synchronous(rounds=12)
@@ -76,14 +77,14 @@ def dynamics(model: pt.models.LogisticRegression, data: tuple, singles: list) ->
         "5 by-label sites": pt.datasets.split(data, 5, "by-label"),
         "one datum per site": singles,
     }.items():
-        gaps = [relative(b.precision, a.precision) for a, b in zip(whole, trace(shards), strict=True)]
-        print(f"  parallel dynamics, {name} against one site: at most {max(gaps):.1e} in 12 iterations")
+        gaps = [relative_error(b.precision, a.precision) for a, b in zip(whole, trace(shards), strict=True)]
+        say(f"  parallel dynamics, {name} against one site: at most {max(gaps):.1e} in 12 iterations")
 
 
-def undamped() -> None:
+def undamped(say: Say) -> None:
     X, y = pt.datasets.load("breast-cancer")
     shards = pt.datasets.split((pt.datasets.standardised(X), 3 * y), sites=10, how="by-label")
-    print("undamped synchronous updates, 10 by-label sites, 30 rounds of 30 local steps")
+    say("undamped synchronous updates, 10 by-label sites, 30 rounds of 30 local steps")
     for name in ("LogisticRegression", "PoissonRegression"):
         for posterior in ("full", "mean-field"):
             proper: list = []
@@ -99,21 +100,21 @@ def undamped() -> None:
             )
             cavities = all(result.cavity(site).is_proper() for site in range(10))
             damped = sum(row["damped"] for row in result.history)
-            print(f"  {name}, {posterior}: proper {all(proper)}, cavities {cavities}, {damped} of 30 rounds damped")
+            say(f"  {name}, {posterior}: proper {all(proper)}, cavities {cavities}, {damped} of 30 rounds damped")
 
 
-def imports() -> None:
+def imports(say: Say) -> None:
     for program in ("import partita", "import partita; partita.fit, partita.models, partita.solvers"):
         times = []
         for _ in range(5):
             began = time.perf_counter()
             subprocess.run([sys.executable, "-c", program], check=True)
             times.append(time.perf_counter() - began)
-        print(f"{program!r}: {min(times):.2f} s at best of 5, {max(times):.2f} s at worst, Python's own start included")
+        say(f"{program!r}: {min(times):.2f} s at best of 5, {max(times):.2f} s at worst, Python's own start included")
 
 
-if __name__ == "__main__":
-    conjugate()
-    logistic()
-    undamped()
-    imports()
+def measure_promises(say: Say) -> None:
+    conjugate(say)
+    logistic(say)
+    undamped(say)
+    imports(say)

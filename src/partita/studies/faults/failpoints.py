@@ -1,7 +1,7 @@
 """Kill a server at named places around write, commit and fold, resume it, kill it again, and compare what comes out.
 
-Run with `python -m experiments.failpoints [KILLS]`. A parent that has imported everything and computed nothing forks a
-child for each life of the server; the child kills itself with SIGKILL when it reaches a place for the n-th time.
+A parent that has imported everything and computed nothing forks a child for each life of the server; the child kills
+itself with SIGKILL when it reaches a place for the n-th time. `partita study failpoints [KILLS]` runs it.
 """
 
 import os
@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -18,13 +17,14 @@ from pathlib import Path
 import partita as pt
 from partita import storage
 from partita.runtime import cache_compilation
+from partita.studies.documents import Say
 
 PLACES = ("before write", "before commit", "after commit", "before fold", "after fold")
 UPDATES = 60
 
 
 def serve(folder: Path, cache: Path, place: str | None, hits: int) -> str:
-    """A run, or the rest of one, that dies when it reaches a place for the n-th time."""
+    """Run a server, or go on with one, until it reaches a place for the n-th time and dies; return the fingerprint."""
     left = [hits]
 
     def crash(reached: str) -> None:
@@ -40,7 +40,8 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int) -> str:
 
     def note(event: pt.telemetry.Event) -> None:
         if not event.replayed:
-            print(event.version, file=acknowledged, flush=True)
+            acknowledged.write(f"{event.version}\n")
+            acknowledged.flush()
 
     return pt.fit(
         pt.models.LogisticRegression(features=5),
@@ -53,7 +54,7 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int) -> str:
     ).fingerprint
 
 
-def lived(life: Callable[..., str], *arguments: object) -> str | None:
+def live(life: Callable[..., str], *arguments: object) -> str | None:
     """The fingerprint that a child's life ends with; None, if it was killed."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -74,29 +75,29 @@ def lived(life: Callable[..., str], *arguments: object) -> str | None:
     return text
 
 
-def main(kills: int = 200) -> None:
+def kill_at_failpoints(say: Say, kills: int = 200) -> None:
     chance = random.Random(0)
     done = runs = 0
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        expected = lived(serve, place / "whole", place / "cache", None, 0)
+        expected = live(serve, place / "whole", place / "cache", None, 0)
         while done < kills:
             folder, found = place / f"run-{runs}", None
             while found is None:
                 point, hits = chance.choice(PLACES), chance.randint(1, UPDATES // 3)
-                found = lived(serve, folder, place / "cache", point if done < kills else None, hits)
+                found = live(serve, folder, place / "cache", point if done < kills else None, hits)
                 done += found is None
-                check(folder)
+                check_journal(folder)
             assert found == expected, f"run {runs} ended elsewhere"
             runs += 1
-    print(f"{done} kills in {runs} runs: all ended as the run that was never killed")
+    say(f"{done} kills in {runs} runs: all ended as the run that was never killed")
 
 
-def check(folder: Path) -> None:
+def check_journal(folder: Path) -> None:
     """Whatever was acknowledged by now is on disk, and everything is there once."""
     if not (folder / "journal.sqlite").exists():
         return
-    # A copy: to look at it would mend it.
+    # A copy is looked at, because to look at a journal would mend it.
     seen = folder.with_name("seen")
     shutil.rmtree(seen, ignore_errors=True)
     shutil.copytree(folder, seen)
@@ -106,7 +107,3 @@ def check(folder: Path) -> None:
     acknowledged = [int(word) for word in (folder.parent / f"{folder.name}.acknowledged").read_text().split()]
     assert max(acknowledged, default=0) <= len(taken), "something acknowledged was lost"
     assert len(acknowledged) == len(set(acknowledged)), "something was acknowledged twice"
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Kill a run with SIGKILL at random moments, resume it, and compare the hash with that of a run never killed.
 
-Run with `python -m experiments.kill_and_resume [KILLS]`: one run per kill, each killed once and resumed to its end.
+`partita study kill-and-resume [KILLS]` has one run per kill, each killed once and resumed to its end.
 """
 
 import random
@@ -9,6 +9,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from partita.errors import PartitaError
+from partita.studies.documents import Say
 
 PROGRAM = """
 import sys
@@ -35,21 +38,21 @@ def start(folder: Path, cache: Path) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finished(folder: Path, cache: Path) -> str:
+def finish(folder: Path, cache: Path) -> str:
     output, errors = start(folder, cache).communicate(timeout=300)
     if not output:
-        raise SystemExit(f"a run failed:\n{errors}")
+        raise PartitaError(f"a run failed:\n{errors}")
     return output.strip()
 
 
-def main() -> None:
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+def kill_and_resume(say: Say, kills: int = 20) -> bool:
+    """Whether every run ends as the one that was never killed."""
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as place:
         cache = Path(place) / "cache"
-        finished(Path(place) / "warm-up", cache)
+        finish(Path(place) / "warm-up", cache)
         began = time.perf_counter()
-        reference = finished(Path(place) / "whole", cache)
+        reference = finish(Path(place) / "whole", cache)
         length = time.perf_counter() - began
         same = interrupted = 0
         for number in range(kills):
@@ -59,11 +62,7 @@ def main() -> None:
             interrupted += process.poll() is None
             process.kill()
             process.communicate()
-            same += finished(folder, cache) == reference
-            print(f"kill {number + 1}: {same} of {number + 1} hashes identical", flush=True)
-    print(f"{same} of {kills} identical to {reference[:16]}…; {interrupted} were still running when killed")
-    raise SystemExit(same != kills)
-
-
-if __name__ == "__main__":
-    main()
+            same += finish(folder, cache) == reference
+            say(f"kill {number + 1}: {same} of {number + 1} hashes identical")
+    say(f"{same} of {kills} identical to {reference[:16]}…; {interrupted} were still running when killed")
+    return same == kills

@@ -1,11 +1,10 @@
 """Runs with fifty sites that come and go, whose messages are lost and doubled, and a server that stops and is resumed.
 
-Run with `python -m experiments.soak [RUNS [UPDATES]]`. Says how many complete; in all, the posterior is the prior times
-all factors.
+It says how many complete; in all, the posterior is the prior times all factors. `partita study soak [RUNS [UPDATES]]`
+runs it.
 """
 
 import random
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,13 +12,14 @@ import jax
 import numpy as np
 
 import partita as pt
-from experiments.chaos import Chaos
 from partita.run import Run, iterate, prepared
+from partita.studies.documents import Say
+from partita.studies.faults.chaos import Chaos
 
 SITES = 50
 
 
-def lived(run: Run, folder: Path, folds: int) -> bool:
+def live(run: Run, folder: Path, folds: int) -> bool:
     """Whether a run, or the rest of one, comes to its end within so many folds."""
     run.engine.open(run.job(), run.shards)
     try:
@@ -33,7 +33,8 @@ def lived(run: Run, folder: Path, folds: int) -> bool:
         run.engine.close()
 
 
-def main(runs: int = 100, updates: int = 300) -> None:
+def soak(say: Say, runs: int = 100, updates: int = 300) -> bool:
+    """Whether all runs complete."""
     generator = np.random.default_rng(0)
     X = generator.normal(size=(SITES * 20, 3))
     y = (X @ [1.0, -1.0, 0.5] + generator.logistic(size=len(X)) > 0).astype(float)
@@ -50,17 +51,12 @@ def main(runs: int = 100, updates: int = 300) -> None:
                     schedule=pt.schedules.Asynchronous(updates=updates),
                     engine=Chaos(seed=1000 * number + life, **faults),
                 )
-                if lived(run, Path(place), chance.randrange(updates)):
+                if live(run, Path(place), chance.randrange(updates)):
                     complete += 1
                     break
             again = jax.tree.leaves(run.ledger.recomputed_posterior())
             for a, b in zip(jax.tree.leaves(run.ledger.posterior), again, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
             assert run.ledger.version == updates
-    print(f"{complete} of {runs} complete")
-    if complete < runs:
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    say(f"{complete} of {runs} complete")
+    return complete == runs

@@ -1,9 +1,9 @@
 """Kill a server around large updates, which lie beside the database: torn writes, short writes, tails that were lost.
 
-Run with `python -m experiments.torn_payloads [KILLS]`. As in `experiments.failpoints` each life of the server is a
-child that kills itself. Here every write of a payload takes only a part of what it is given, as the system may; the
-last one of a life may be torn, part of it on disk and the rest not. After a death, what was not yet acknowledged is
-treated as a power failure might: it stays, is cut short, or comes back as garbage.
+As in `failpoints` each life of the server is a child that kills itself. Here every write of a payload takes only a part
+of what it is given, as the system may; the last one of a life may be torn, part of it on disk and the rest not. After a
+death, what was not yet acknowledged is treated as a power failure might: it stays, is cut short, or comes back as
+garbage. `partita study torn-payloads [KILLS]` runs it.
 """
 
 import os
@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -19,18 +18,19 @@ from pathlib import Path
 import numpy as np
 
 import partita as pt
-from experiments.failpoints import lived
 from partita import storage
 from partita.runtime import cache_compilation
+from partita.studies.documents import Say
+from partita.studies.faults.failpoints import live
 
 TORN = "torn write"
 PLACES = (TORN, "before payload write", "before payload sync", "after payload sync", "before commit", "after commit")
-# With so many features an update has 40 kB, more than what goes into the database.
+# With so many features an update has 40 kB, which is more than goes into the database.
 FEATURES, SITES, UPDATES = 2500, 3, 18
 
 
 def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) -> str:
-    """A run, or the rest of one, with short writes, that dies when it reaches a place for the n-th time."""
+    """Run a server, or go on with one, with short writes, until it reaches a place for the n-th time and dies."""
     left, chance, write = [hits], random.Random(seed), os.pwrite
 
     def reached(where: str) -> None:
@@ -39,7 +39,8 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
             os.kill(os.getpid(), signal.SIGKILL)
 
     def write_less(handle: int, data: bytes | memoryview, offset: int) -> int:
-        if len(data) <= 20:  # the mark in the lock file
+        # So little is the mark in the lock file.
+        if len(data) <= 20:
             return write(handle, data, offset)
         written = write(handle, data[: chance.randint(1, len(data))], offset)
         reached(TORN)
@@ -62,11 +63,11 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
 
 
 def lose_tail(folder: Path, chance: random.Random) -> None:
-    """What was acknowledged is on disk; of the rest anything may be left."""
+    """Leave anything of what was not acknowledged; what was is on disk."""
     payloads = folder / "payloads"
     if not payloads.exists() or not (folder / "journal.sqlite").exists():
         return
-    end = acknowledged(folder)
+    end = last_acknowledged(folder)
     tail = payloads.stat().st_size - end
     assert tail >= 0, "something acknowledged was lost"
     kind = chance.choice(("stays", "is cut", "is garbage"))
@@ -78,7 +79,7 @@ def lose_tail(folder: Path, chance: random.Random) -> None:
             stream.write(chance.randbytes(tail + chance.randint(0, 5000)))
 
 
-def acknowledged(folder: Path, most: int = UPDATES) -> int:
+def last_acknowledged(folder: Path, most: int = UPDATES) -> int:
     """Where the last payload ends that a row speaks of; seen in a copy, because to look at a journal would mend it."""
     seen = folder.with_name("seen")
     shutil.rmtree(seen, ignore_errors=True)
@@ -92,29 +93,25 @@ def acknowledged(folder: Path, most: int = UPDATES) -> int:
     return max((place + size for _, _, place, size in rows), default=0)
 
 
-def main(kills: int = 200) -> None:
+def tear_payloads(say: Say, warn: Say, kills: int = 200) -> None:
     chance = random.Random(0)
     runs, died = 0, dict.fromkeys(PLACES, 0)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        expected = lived(serve, place / "whole", place / "cache", None, 0, 0)
+        expected = live(serve, place / "whole", place / "cache", None, 0, 0)
         assert expected is not None
         while sum(died.values()) < kills:
             folder, found = place / f"run-{runs}", None
             while found is None:
                 point = chance.choice(PLACES) if sum(died.values()) < kills else None
                 hits = chance.randint(1, UPDATES // 3)
-                found = lived(serve, folder, place / "cache", point, hits, chance.randrange(2**32))
+                found = live(serve, folder, place / "cache", point, hits, chance.randrange(2**32))
                 if found is None:
                     died[str(point)] += 1
                     lose_tail(folder, chance)
             assert found == expected, f"run {runs} ended elsewhere"
             runs += 1
-            print(f"run {runs}: {sum(died.values())} kills", file=sys.stderr, flush=True)
+            warn(f"run {runs}: {sum(died.values())} kills")
             shutil.rmtree(folder)
     where = ", ".join(f"{number} at {place}" for place, number in died.items() if number)
-    print(f"{sum(died.values())} kills in {runs} runs ({where}): all ended as the run that was never killed")
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    say(f"{sum(died.values())} kills in {runs} runs ({where}): all ended as the run that was never killed")

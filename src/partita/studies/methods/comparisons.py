@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import import_extra
 from partita.expectations import MonteCarlo
 from partita.models import GaussianMixture, prior_of
-from partita.references.problems import PARTS, Problem, each_row, rows_of
 from partita.result import Result
 from partita.run import evidence, fit
 from partita.runtime import precision
 from partita.schedules import Sequential
 from partita.solvers import FixedPoint, Gradient, MomentMatching
+from partita.studies.methods.problems import PARTS, Problem, each_row, rows_of
+from partita.studies.nuts import Plan, import_numpyro, sample_density
 
-# Of incremental inference of topics, and of batch inference that it is compared with.
+# Incremental inference of topics, and the batch inference that it is compared with, take so many passes.
 TOPIC_PASSES = 20
-# Of natural and plain gradients that are compared.
+# Natural gradients, and the plain ones that they are compared with, take so many steps.
 ASCENT_STEPS = 200
-# Of conjugate-computation inference, and of gradients that it is compared with.
+# Conjugate-computation inference, and the gradients that it is compared with, take so many passes.
 GRADIENT_PASSES = 40
-# Numbers of NumPy's, so that solvers with different rates share one compiled program.
+# These are numbers of NumPy's, so that solvers with different rates share one compiled program.
 RATES = np.array([0.1, 0.3, 0.5, 1.0])
 
 
@@ -36,7 +36,7 @@ class Comparison:
 
 
 def batch_optimum(problem: Problem, result: Result) -> Comparison:
-    """Of global variational inference on all data, by fixed-point iteration until it stands."""
+    """The optimum of global variational inference on all data, by fixed-point iteration until it stands."""
     best = fit(
         problem.model,
         [problem.data],
@@ -52,7 +52,7 @@ def batch_optimum(problem: Problem, result: Result) -> Comparison:
 
 
 def variational_mixture(model: GaussianMixture, X: np.ndarray, seed: int = 0) -> Any:
-    """scikit-learn's, with the same priors, until it stands."""
+    """The mixture that scikit-learn finds with the same priors, once it stands."""
     from sklearn.mixture import BayesianGaussianMixture
 
     full, d = model.covariance == "full", model.features
@@ -86,7 +86,7 @@ def scikit_learn_mixture(problem: Problem, result: Result) -> Comparison:
 
 
 def scikit_learn_topics(problem: Problem, result: Result) -> Comparison:
-    """Its online inference after ten passes: the mean over three starts, which end 0.04 apart."""
+    """Online inference by scikit-learn after ten passes: the mean over three starts, which end 0.04 apart."""
     from sklearn.decomposition import LatentDirichletAllocation as Reference
 
     model: Any = problem.model
@@ -172,12 +172,12 @@ def _from_grid(theta: np.ndarray, logs: np.ndarray, result: Result) -> Compariso
 
 
 def _distance(q: Any, mean: np.ndarray, spread: np.ndarray) -> float:
-    """Of a Gaussian from other moments: of means in deviations, and of deviations relative to the others."""
+    """How far a Gaussian is from other moments: means in deviations, and deviations relative to the others."""
     return float(max(np.abs((q.location - mean) / spread).max(), np.abs(q.scale / spread - 1).max()))
 
 
 def collapsed_bound(problem: Problem, result: Result) -> Comparison:
-    """Of Titsias (2009), by dense algebra: the bound at the best posterior."""
+    """The bound of Titsias (2009) at the best posterior, by dense algebra."""
     from scipy.stats import multivariate_normal
 
     model: Any = problem.model
@@ -190,7 +190,7 @@ def collapsed_bound(problem: Problem, result: Result) -> Comparison:
 
 
 def gradient_optimum(problem: Problem, result: Result) -> Comparison:
-    """Of the same bound, by quasi-Newton steps over means and covariances."""
+    """The optimum of the same bound, by quasi-Newton steps over means and covariances."""
     solver = Gradient("lbfgs", epochs=500, tolerance=1e-9)
     best = fit(problem.model, [problem.data], solver=solver, schedule=Sequential(1), damping=1.0)
     found: Any = best.posterior
@@ -241,8 +241,7 @@ def automatic_guide(problem: Problem, result: Result) -> Comparison:
     """NumPyro's stochastic variational inference of the same model, written with constraints, and AutoNormal."""
     import jax
 
-    numpyro = import_extra("numpyro", "NumPyro", "numpyro")
-    from numpyro import distributions
+    numpyro, distributions = import_numpyro()
     from numpyro.infer import SVI, Trace_ELBO, autoguide
 
     X, y = problem.data
@@ -262,7 +261,7 @@ def automatic_guide(problem: Problem, result: Result) -> Comparison:
 
 
 def power_fixed_point(problem: Problem, result: Result) -> Comparison:
-    """Of power EP with the same α, which moment matching finds."""
+    """The fixed point of power EP with the same α, which moment matching finds."""
     limit: Any = fit(
         problem.model, each_row(problem.data), solver=MomentMatching(0.5), schedule=Sequential(20), damping=1.0
     ).posterior
@@ -334,13 +333,9 @@ def tilted_moments(problem: Problem, result: Result) -> Comparison:
     return Comparison(worst, "largest difference of a tilted distribution's moments, in deviations")
 
 
-def sampled(problem: Problem, result: Result) -> Comparison:
+def nuts_moments(problem: Problem, result: Result) -> Comparison:
     """Moments from 8,000 draws of the No-U-Turn Sampler, by NumPyro."""
-    import jax
-
-    import_extra("numpyro", "NumPyro", "numpyro")
-    from numpyro.infer import MCMC, NUTS
-
+    import_numpyro()
     model: Any = problem.model
     prior: Any = prior_of(model, model.hyper)
     shard = model.shard(0, problem.data)
@@ -350,9 +345,7 @@ def sampled(problem: Problem, result: Result) -> Comparison:
         return 0.5 * (params - prior.location) @ z - model.log_prob(params, shard.data, model.hyper)[: shard.rows].sum()
 
     with precision(np.float64):
-        sampler = MCMC(NUTS(potential_fn=energy), num_warmup=1000, num_samples=8000, progress_bar=False)
-        sampler.run(jax.random.key(0), init_params=prior.location)
-        draws = np.asarray(sampler.get_samples())
+        draws = sample_density(energy, Plan(1000, 8000), prior.location)
     words = "largest difference to means and deviations of NUTS, in its deviations"
     return Comparison(_distance(result.posterior, draws.mean(axis=0), draws.std(axis=0)), words)
 

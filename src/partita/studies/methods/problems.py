@@ -207,6 +207,15 @@ def volatility() -> Problem:
     return Problem(process, (days, y))
 
 
+def read_seizures() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns of `epil` with an intercept, who each row is of, and how many seizures it counts."""
+    table = load_table("epil")
+    treated = (table["trt"] == "progabide").astype(float)
+    columns = (table["lbase"], treated, treated * table["lbase"], table["lage"], table["V4"])
+    X = np.column_stack([np.ones(len(treated)), *columns])
+    return X, table["subject"].astype(int) - 1, table["y"]
+
+
 def seizures() -> Problem:
     """Seizures of 59 people with epilepsy, in four periods each (epil): a Poisson model with an intercept for everyone.
 
@@ -215,11 +224,7 @@ def seizures() -> Problem:
     """
     import jax.numpy as jnp
 
-    table = load_table("epil")
-    treated = (table["trt"] == "progabide").astype(float)
-    columns = (table["lbase"], treated, treated * table["lbase"], table["lage"], table["V4"])
-    X = np.column_stack([np.ones(len(treated)), *columns])
-    person = table["subject"].astype(int) - 1
+    X, person, y = read_seizures()
     fixed, people, wide = X.shape[1], person.max() + 1, 3.0
 
     def log_prob(params: Any, rows: Any) -> Any:
@@ -234,7 +239,15 @@ def seizures() -> Problem:
     scale = np.concatenate([[3.0], np.ones(fixed), np.full(people, wide)])
     prior = Gaussian.from_moments(location, np.diag(scale**2))
     start = Gaussian.from_moments(location, 0.01 * np.eye(len(location)))
-    return Problem(Model(prior, log_prob), (X, person, table["y"]), start)
+    return Problem(Model(prior, log_prob), (X, person, y), start)
+
+
+def read_districts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns of `Contraception` with an intercept, the district of each woman, and whether she uses any."""
+    table = load_table("Contraception")
+    age = table["age"] / 10
+    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
+    return X, np.unique(table["district"], return_inverse=True)[1], (table["use"] == "Y").astype(float)
 
 
 def districts() -> Problem:
@@ -242,11 +255,8 @@ def districts() -> Problem:
     import jax
     import jax.numpy as jnp
 
-    table = load_table("Contraception")
-    age = table["age"] / 10
-    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
-    names, district = np.unique(table["district"], return_inverse=True)
-    fixed, size = X.shape[1], X.shape[1] + 1 + len(names)
+    X, district, y = read_districts()
+    fixed, size = X.shape[1], X.shape[1] + 2 + int(district.max())
 
     def log_prob(params: Any, rows: Any) -> Any:
         x, where, y = rows
@@ -257,7 +267,7 @@ def districts() -> Problem:
     location[fixed] = -1.0
     prior = Gaussian.from_moments(location, np.eye(size))
     start = Gaussian.from_moments(location, 0.01 * np.eye(size))
-    return Problem(Model(prior, log_prob), (X, district, (table["use"] == "Y").astype(float)), start)
+    return Problem(Model(prior, log_prob), (X, district, y), start)
 
 
 def counts() -> Problem:
@@ -307,7 +317,7 @@ def rows_of(data: Any) -> int:
     return len(data[0]) if isinstance(data, tuple) else len(data)
 
 
-def taken(data: Any, index: Any) -> Any:
+def take(data: Any, index: Any) -> Any:
     return tuple(part[index] for part in data) if isinstance(data, tuple) else data[index]
 
 
@@ -318,9 +328,9 @@ def whole(data: Any) -> list[Any]:
 
 def batches(data: Any) -> list[Any]:
     """A few sites, or a few moments of a stream."""
-    return [taken(data, part) for part in np.array_split(np.arange(rows_of(data)), PARTS)]
+    return [take(data, part) for part in np.array_split(np.arange(rows_of(data)), PARTS)]
 
 
 def each_row(data: Any) -> list[Any]:
     """Every row is a site of its own."""
-    return [taken(data, slice(i, i + 1)) for i in range(rows_of(data))]
+    return [take(data, slice(i, i + 1)) for i in range(rows_of(data))]

@@ -3,17 +3,12 @@
 Rows are data. Those that need a file or a package that is not there say so instead of running.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import optax
 
-from partita.errors import InputError, MissingData, MissingExtra
-from partita.references import comparisons, problems
-from partita.result import Result
-from partita.run import fit
 from partita.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
 from partita.solvers import (
     BayesianGradient,
@@ -24,14 +19,17 @@ from partita.solvers import (
     Solver,
     natural_means,
 )
-from partita.telemetry import Row
+from partita.studies.methods import comparisons, problems
 
 Family = Literal["global", "local", "online", "power EP"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row. The difference that `check` finds has to be at most `tolerance`; `shared` is one factor for all sites."""
+    """A row of the table: a published method. With `shared` all sites have one factor.
+
+    The difference that `check` finds has to be at most `tolerance`.
+    """
 
     name: str
     family: Family
@@ -122,7 +120,7 @@ TABLE: tuple[Method, ...] = (
         "salimans-knowles-2013c", "global", "natural gradient", "Salimans and Knowles (2013)",
         "The same for stochastic volatility, at all moments.",
         problems.volatility, problems.whole, FixedPoint(steps=60), Sequential(1),
-        check=comparisons.sampled, tolerance=0.1,
+        check=comparisons.nuts_moments, tolerance=0.1,
     ),
     Method(
         "sheth-khardon-2015", "global", "natural gradient", "Sheth et al. (2015), Sheth and Khardon (2016a, b)",
@@ -134,7 +132,7 @@ TABLE: tuple[Method, ...] = (
         "sheth-khardon-2016", "global", "natural gradient", "Sheth and Khardon (2016a, b)",
         "The same for a logistic model in two levels, whose upper one has an unknown spread.",
         problems.districts, problems.whole, FixedPoint(step_size=0.1, steps=200), Sequential(1),
-        check=comparisons.sampled, tolerance=0.6,
+        check=comparisons.nuts_moments, tolerance=0.6,
     ),
     Method(
         "winn-bishop-2005", "local", "analytic", "Winn and Bishop (2005)",
@@ -159,13 +157,13 @@ TABLE: tuple[Method, ...] = (
         "wand-2014", "local", "natural gradient", "Wand (2014)",
         "Fixed points of non-conjugate models in closed form, here of heteroscedastic regression.",
         problems.heteroscedastic, problems.batches, FixedPoint(), Sequential(30),
-        check=comparisons.sampled, tolerance=0.1,
+        check=comparisons.nuts_moments, tolerance=0.1,
     ),
     Method(
         "wand-2014b", "local", "natural gradient", "Wand (2014)",
         "The same from gradients at points, for a Poisson mixed model.",
         problems.seizures, problems.whole, FixedPoint(step_size=0.03, steps=500), Sequential(1),
-        check=comparisons.sampled, tolerance=0.15,
+        check=comparisons.nuts_moments, tolerance=0.15,
     ),
     Method(
         "khan-li-2018", "local", "natural gradient", "Khan and Lin (2017), Khan and Li (2018)",
@@ -259,70 +257,3 @@ TABLE: tuple[Method, ...] = (
         check=comparisons.tilted_moments, tolerance=0.01,
     ),
 )  # fmt: skip
-
-
-def method(name: str) -> Method:
-    for row in TABLE:
-        if row.name == name:
-            return row
-    raise InputError(f"method {name!r} is not known: use one of {', '.join(row.name for row in TABLE)}")
-
-
-def in_short(row: Method) -> Row:
-    """A row for a narrow table."""
-    return {
-        "method": row.name,
-        "optimisation": row.optimisation,
-        "partition": row.partition.__name__.replace("_", " "),
-        "solver": type(row.solver).__name__,
-        "schedule": type(row.schedule).__name__,
-    }
-
-
-def explained(row: Method) -> Row:
-    """A row in words."""
-    return {
-        **in_short(row),
-        "family": row.family,
-        "solver": repr(row.solver),
-        "schedule": repr(row.schedule),
-        "citation": row.citation,
-        "words": row.words,
-    }
-
-
-def run(row: Method) -> tuple[problems.Problem, Result]:
-    """Fit a row's small problem."""
-    problem = row.problem()
-    result = fit(
-        problem.model,
-        row.partition(problem.data),
-        solver=row.solver,
-        schedule=row.schedule,
-        damping=row.damping,
-        start=problem.start,
-        shared=row.shared,
-    )
-    return problem, result
-
-
-def checked(rows: Sequence[Method] = TABLE) -> Iterator[Row]:
-    """Run rows with their checks: how far each is from its reference."""
-    for row in rows:
-        began = time.perf_counter()
-        try:
-            problem, result = run(row)
-            compared = row.check(problem, result)
-        except (MissingData, MissingExtra) as error:
-            status = "no data" if isinstance(error, MissingData) else "no package"
-            yield {"method": row.name, "status": status, "words": str(error)}
-            continue
-        good = compared.difference <= row.tolerance
-        yield {
-            "method": row.name,
-            "status": "good" if good else "off",
-            "difference": float(compared.difference),
-            "tolerance": row.tolerance,
-            "words": compared.words,
-            "seconds": time.perf_counter() - began,
-        }

@@ -1,1 +1,1 @@
-"""The paper's experiments with networks, as commands."""
+"""The paper's experiments: `partita reproduce NAME`."""

@@ -1,6 +1,5 @@
 """Streaming classification of the banana data, with beliefs about hyperparameters: Section 7.2 of the paper."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,7 +10,11 @@ import numpy as np
 from partita import datasets
 from partita.estimators import StreamingGPClassifier
 from partita.metrics import classification
-from partita.reproduce.study import Cell
+from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.paper.pictures import beliefs, surfaces
+from partita.studies.paper.streams import Data, learn_batches
+from partita.studies.runner import Cell
+from partita.studies.speed import measure_flops
 from partita.telemetry import Row
 
 KEYS = (
@@ -40,15 +43,13 @@ WORDS = {
 }
 # Steps of methods that follow gradients in all they learn, for one of those that find most of it in closed form.
 FROZEN = 5
-# Points of the grid, in each direction, at which predictions are drawn.
+# Predictions are drawn on a grid with so many points in each direction.
 GRID = 40
-
-Data = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Points of a batch, steps of the optimiser, draws of NUTS, as many again for its warm-up; methods to run."""
+    """How large a study is: points of a batch, steps of the optimiser, draws of NUTS after as many to warm up."""
 
     points: int
     steps: int
@@ -57,7 +58,7 @@ class Scale:
 
 
 FULL = Scale(points=10, steps=400, draws=300)
-# The slowest to compile is left out.
+# A quick study leaves the method out that is slowest to compile.
 QUICK = Scale(points=10, steps=300, draws=60, methods=tuple(name for name in METHODS if name != "frozen-vi"))
 
 
@@ -72,12 +73,21 @@ def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
 
 
 def methods() -> list[str]:
-    """Those that can run here: NUTS needs NumPyro."""
+    """The methods that can run here: NUTS needs NumPyro."""
     return [name for name in METHODS if name != "nuts" or find_spec("numpyro") is not None]
 
 
 def streams(method: str) -> bool:
     return method.startswith(("streaming", "frozen"))
+
+
+def experiment(method: str | None = None, quick: bool = False, seeds: int = 1, folder: Any = None) -> Experiment:
+    """The study that its options ask for."""
+    names = choose_names(method, methods())
+    shown = Presentation(
+        "Banana", charts=["error", "nll", "variance"], keys=KEYS, pictures=lambda rows: [surfaces(rows), beliefs(rows)]
+    )
+    return Experiment(shown, cells(load(quick, folder), QUICK if quick else FULL, names, seeds), measure_flops)
 
 
 def cells(data: tuple[Data, Data], scale: Scale, names: Sequence[str] | None, seeds: int) -> list[Cell]:
@@ -118,23 +128,17 @@ def grid(data: Data) -> tuple[np.ndarray, np.ndarray]:
 def _rows(data: tuple[Data, Data], scale: Scale, method: str, setting: str, seed: int) -> Iterator[Row]:
     train, (X_test, y_test) = data
     batches = parts(train, setting) if streams(method) else [train]
-    model: Any = _model(scale, method, seed)
     axes = grid(train)
     places = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 2)
-    seconds = 0.0
-    for number, (X, y) in enumerate(batches):
-        began = time.perf_counter()
-        model = model.partial_fit(X, y, classes=[0.0, 1.0])
-        seconds += time.perf_counter() - began
+    for counted, model, (X, y) in learn_batches(_model(scale, method, seed), batches, _learn_classes):
         drawn = model.hyperparameter_draws(400)
         yield {
-            "round": number + 1,
-            "seconds": seconds,
+            **counted,
             **classification(model.predict_proba(X_test), y_test),
             "lengthscales": np.median(drawn["lengthscale"], axis=0).tolist(),
             "variance": float(np.median(drawn["variance"])),
             "free_energy": model.log_evidence_,
-            # For the pictures.
+            # Pictures are drawn from the rest.
             "drawn": {
                 name: np.round(np.log(value), 4).reshape(len(value), -1).T.tolist() for name, value in drawn.items()
             },
@@ -145,8 +149,12 @@ def _rows(data: tuple[Data, Data], scale: Scale, method: str, setting: str, seed
         }
 
 
+def _learn_classes(model: Any, batch: Data) -> Any:
+    return model.partial_fit(*batch, classes=[0.0, 1.0])
+
+
 class Classifier(StreamingGPClassifier):
-    """With draws of its hyperparameters in the units of the data, as NUTS has them."""
+    """A classifier that gives draws of its hyperparameters in the units of the data, as NUTS does."""
 
     def hyperparameter_draws(self, number: int) -> dict[str, np.ndarray]:
         drawn = self.stream_.draws(number)
@@ -158,13 +166,13 @@ class Classifier(StreamingGPClassifier):
 
 def _model(scale: Scale, method: str, seed: int) -> Any:
     if method == "nuts":
-        from partita.reproduce.nuts import NutsClassifier
+        from partita.studies.paper.nuts_classifier import NutsClassifier
 
         return NutsClassifier(scale.draws, seed)
     kind, learns = method.split("-")
     hyperparameters: Literal["ml", "variational"] = "ml" if learns == "ml" else "variational"
     if kind == "frozen":
-        from partita.reproduce.frozen import FrozenClassifier
+        from partita.studies.paper.frozen import FrozenClassifier
 
         return FrozenClassifier(scale.points, hyperparameters, FROZEN * scale.steps, seed)
     return Classifier(

@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from partita.checks import check_one_of
 from partita.damping import Damping, Optimiser
 from partita.datasets import split
 from partita.families import Family
 from partita.metrics import classification
 from partita.models import Network
 from partita.predictive import expected_response
-from partita.references.committee import split_prior
-from partita.reproduce.study import Cell, Images
 from partita.run import events, evidence
 from partita.schedules import Asynchronous, OnePass, Schedule, Synchronous
 from partita.solvers import Gradient, NaturalGradient, Solver
+from partita.studies.committee import split_prior
+from partita.studies.images import Images
+from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.runner import Cell
+from partita.studies.speed import measure_network
 from partita.telemetry import Event, Row
 
 SITES = 10
@@ -26,7 +30,7 @@ SAMPLES = 32
 
 
 @dataclass(frozen=True)
-class Method:
+class Scheme:
     """A triple (partition, solver, schedule). None stands for what `fit` chooses by itself.
 
     `epochs` is how often all data are visited; `polls`, how many times a method that communicates once is looked at,
@@ -58,12 +62,12 @@ class Scale:
 
     @property
     def local(self) -> int:
-        """Rounds of methods with a local epoch in each."""
+        """How many rounds a method has that takes a local epoch in each."""
         return max(2, self.rounds // 6)
 
     @property
     def alone(self) -> int:
-        """Epochs of methods that communicate once, or not at all."""
+        """How many epochs a method has that communicates once, or not at all."""
         return max(2, self.rounds // 12)
 
     def adam(self, epochs: int = 1, learning_rate: float = 0.002, **settings: Any) -> Gradient:
@@ -74,11 +78,11 @@ FULL = Scale(rounds=200, batch=200, hidden=(200,), reach=0.03)
 QUICK = Scale(rounds=60, batch=20, hidden=(50,), reach=0.06)
 
 
-def methods(setting: str, scale: Scale) -> dict[str, Method]:
-    """All methods of the comparison."""
+def methods(setting: str, scale: Scale) -> dict[str, Scheme]:
+    """All methods of the comparison, by name."""
     local, alone = scale.local, scale.alone
-    committee = Method("Bayesian committee machine", Synchronous(1), scale.adam(), 1.0, epochs=alone, polls=2)
-    paper = Method(
+    committee = Scheme("Bayesian committee machine", Synchronous(1), scale.adam(), 1.0, epochs=alone, polls=2)
+    paper = Scheme(
         "PVI synchronous as in the paper: a local epoch of Adam, fixed damping 1/M",
         Synchronous(local),
         scale.adam(),
@@ -87,7 +91,7 @@ def methods(setting: str, scale: Scale) -> dict[str, Method]:
         epochs=local,
     )
     return {
-        "global-vi": Method(
+        "global-vi": Scheme(
             "global VI: one node sees all data, in mini-batches of one class at a time where the setting is non-iid",
             Synchronous(alone),
             scale.adam(1, 0.001, blocks=setting == "non-iid"),
@@ -99,14 +103,14 @@ def methods(setting: str, scale: Scale) -> dict[str, Method]:
         "bcm-same": dataclasses.replace(committee, words="Bayesian committee machine, every site with the same prior"),
         "bcm-split": dataclasses.replace(committee, words="the same with the prior split", split_prior=True),
         # Precisions have to follow the data at once: what a site leaves behind holds all later ones back.
-        "pvi-one-pass": Method(
+        "pvi-one-pass": Scheme(
             "PVI, each site once: continual learning",
             OnePass(),
             NaturalGradient(precision_rate=0.02, epochs=alone, batch_size=scale.batch),
             1.0,
             epochs=alone,
         ),
-        "pvi-sync": Method(
+        "pvi-sync": Scheme(
             "PVI synchronous, one message per site and round", Synchronous(scale.rounds), epochs=scale.rounds
         ),
         "pvi-sync-local": dataclasses.replace(
@@ -115,13 +119,13 @@ def methods(setting: str, scale: Scale) -> dict[str, Method]:
             damping=Optimiser(first_step=1 / SITES),
         ),
         "pvi-adam": paper,
-        "pvi-async": Method(
+        "pvi-async": Scheme(
             "PVI asynchronous, one message at a time", Asynchronous(scale.rounds * SITES), epochs=scale.rounds
         ),
     }
 
 
-def sweeps(scale: Scale) -> dict[str, Method]:
+def sweeps(scale: Scale) -> dict[str, Scheme]:
     """The paper's PVI with other learning rates, damping factors and numbers of local epochs."""
     base = methods("iid", scale)["pvi-adam"]
     rates = {f"pvi-adam rate {rate:g}": {"solver": scale.adam(1, rate)} for rate in (5e-4, 1e-3, 5e-3)}
@@ -132,6 +136,28 @@ def sweeps(scale: Scale) -> dict[str, Method]:
     }
     changes: dict[str, dict[str, Any]] = {**rates, **shares, **epochs}
     return {name: dataclasses.replace(base, **change) for name, change in changes.items()}
+
+
+def experiment(
+    setting: str = "both",
+    method: str | None = None,
+    quick: bool = False,
+    seeds: int = 1,
+    rounds: int | None = None,
+    sweep: bool = False,
+    validate: bool = False,
+    folder: Any = None,
+) -> Experiment:
+    """The study that its options ask for."""
+    if setting != "both":
+        check_one_of("--", SETTINGS, setting=setting)
+    scale = QUICK if quick else FULL
+    scale = scale if rounds is None else dataclasses.replace(scale, rounds=rounds)
+    names = choose_names(method, [*methods("iid", scale), *(sweeps(scale) if sweep else {})])
+    images = Images.load("digits" if quick else "mnist", folder, validate=validate)
+    made = cells(images, SETTINGS if setting == "both" else (setting,), names, seeds, scale, sweep)
+    shown = Presentation("Federated Bayesian networks", reach=scale.reach)
+    return Experiment(shown, made, lambda: measure_network(images.network(scale.hidden)))
 
 
 def cells(
@@ -147,23 +173,28 @@ def cells(
     for seed in range(seeds):
         for setting in settings:
             table = {**methods(setting, scale), **(sweeps(scale) if sweep else {})}
-            for name, method in table.items():
+            for name, scheme in table.items():
                 if names is None or name in names:
-                    made.append(_cell(images, name, method, setting, seed, scale.hidden))
+                    made.append(_cell(images, name, scheme, setting, seed, scale.hidden))
     return made
 
 
-def _cell(images: Images, name: str, method: Method, setting: str, seed: int, hidden: Sequence[int]) -> Cell:
+def _cell(images: Images, name: str, scheme: Scheme, setting: str, seed: int, hidden: Sequence[int]) -> Cell:
     rows = len(images.train[1])
     settings = {
-        "method": repr(dataclasses.replace(method, words="")),
+        "method": _fingerprint(scheme),
         "hidden": list(hidden),
         "rows": rows,
         "test": len(images.test[1]),
         "digest": float(images.test[0].sum()),
     }
-    work = rows * method.epochs * (1 + method.polls) / 2
-    return Cell(name, setting, seed, work, settings, lambda: _rows(images, method, setting, seed, hidden), method.words)
+    work = rows * scheme.epochs * (1 + scheme.polls) / 2
+    return Cell(name, setting, seed, work, settings, lambda: _rows(images, scheme, setting, seed, hidden), scheme.words)
+
+
+def _fingerprint(scheme: Scheme) -> str:
+    """What tells schemes apart; it names them as it always did, so that cells finished earlier are found."""
+    return repr(dataclasses.replace(scheme, words="")).replace("Scheme(", "Method(", 1)
 
 
 def shards_of(images: Images, setting: str, seed: int, pooled: bool) -> list[tuple[np.ndarray, ...]]:
@@ -175,49 +206,49 @@ def shards_of(images: Images, setting: str, seed: int, pooled: bool) -> list[tup
     return list(split(images.train, SITES, "iid" if setting == "iid" else "whole-labels", seed=seed))
 
 
-def _rows(images: Images, method: Method, setting: str, seed: int, hidden: Sequence[int]) -> Iterator[Row]:
-    model = images.network(hidden, start_scale=method.start_scale, init_seed=seed)
-    shards = shards_of(images, setting, seed, method.pooled)
-    for poll in range(1, method.polls + 1):
-        shown = method
-        if method.polls > 1:
-            assert isinstance(method.solver, Gradient)
-            part = max(1, round(method.epochs * poll / method.polls))
-            shown = dataclasses.replace(method, solver=dataclasses.replace(method.solver, epochs=part))
+def _rows(images: Images, scheme: Scheme, setting: str, seed: int, hidden: Sequence[int]) -> Iterator[Row]:
+    model = images.network(hidden, start_scale=scheme.start_scale, init_seed=seed)
+    shards = shards_of(images, setting, seed, scheme.pooled)
+    for poll in range(1, scheme.polls + 1):
+        shown = scheme
+        if scheme.polls > 1:
+            assert isinstance(scheme.solver, Gradient)
+            part = max(1, round(scheme.epochs * poll / scheme.polls))
+            shown = dataclasses.replace(scheme, solver=dataclasses.replace(scheme.solver, epochs=part))
         yield from _run(images, shown, model, shards, seed)
 
 
-def _run(images: Images, method: Method, model: Network, shards: Sequence[Any], seed: int) -> Iterator[Row]:
-    if method.split_prior:
-        assert method.solver is not None
-        committee = split_prior(model, shards, method.solver, seed)
+def _run(images: Images, scheme: Scheme, model: Network, shards: Sequence[Any], seed: int) -> Iterator[Row]:
+    if scheme.split_prior:
+        assert scheme.solver is not None
+        committee = split_prior(model, shards, scheme.solver, seed)
         yield _row(images, model, committee.history[-1], committee.posterior, None)
         return
     last = None
     for event in events(
-        model, shards, solver=method.solver, schedule=method.schedule, damping=method.damping, seed=seed
+        model, shards, solver=scheme.solver, schedule=scheme.schedule, damping=scheme.damping, seed=seed
     ):
         last = event
-        if _looked_at(event, method):
-            yield _row(images, model, _counted(event, method), event.posterior, event.free_energy)
-    if last is not None and not _looked_at(last, method):
-        yield _row(images, model, _counted(last, method), last.posterior, last.free_energy)
-    if last is not None and method.polls == 1:
+        if _is_shown(event, scheme):
+            yield _row(images, model, _count(event, scheme), event.posterior, event.free_energy)
+    if last is not None and not _is_shown(last, scheme):
+        yield _row(images, model, _count(last, scheme), last.posterior, last.free_energy)
+    if last is not None and scheme.polls == 1:
         # The last event's free energy is that of the posterior before it.
         at_end = evidence(model, shards, last.posterior, seed=seed)
-        yield _row(images, model, _counted(last, method), last.posterior, at_end)
+        yield _row(images, model, _count(last, scheme), last.posterior, at_end)
 
 
-def _looked_at(event: Event, method: Method) -> bool:
-    """Often at first, then every tenth round."""
-    if isinstance(method.schedule, OnePass):
+def _is_shown(event: Event, scheme: Scheme) -> bool:
+    """Whether an event has a row: often at first, then every tenth round."""
+    if isinstance(scheme.schedule, OnePass):
         return True
-    whole = event.version % SITES == 0 or method.pooled
+    whole = event.version % SITES == 0 or scheme.pooled
     return whole and (event.round <= 20 or round(event.round) % 10 == 0)
 
 
-def _counted(event: Event, method: Method) -> Row:
-    if not method.pooled:
+def _count(event: Event, scheme: Scheme) -> Row:
+    if not scheme.pooled:
         return event.row()
     # Were its data at ten sites, each of them would receive parameters and return a gradient at every step.
     messages = 2 * SITES * event.version * event.work[0].steps

@@ -61,7 +61,7 @@ class FrozenClassifier:
             self.location_, self.scale_ = np.asarray(logs, float), np.full(len(logs), PRIOR_SCALE)
         new = KMeans(min(self.points, len(X)), n_init=4, random_state=self.seed).fit(X).cluster_centers_
         with precision(np.float64):
-            free, beliefs, gained = on_host(self._learnt(new.astype(float), X, y))
+            free, beliefs, gained = on_host(self._learn(new.astype(float), X, y))
         self.location_, self.beliefs_ = free.location, beliefs
         self.scale_ = np.exp(free.log_scale) if self.variational else self.scale_
         self.log_evidence_ += float(gained)
@@ -72,21 +72,21 @@ class FrozenClassifier:
         return self.beliefs_.points
 
     def hyperparameter_draws(self, number: int) -> dict[str, np.ndarray]:
-        drawn = self._drawn(number)
+        drawn = self._draw(number)
         return {name.removeprefix("kernel."): value for name, value in drawn.items()}
 
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
         with precision(np.float64):
-            p = on_host(probabilities(self._drawn(8), self.beliefs_, X))
+            p = on_host(probabilities(self._draw(8), self.beliefs_, X))
         return np.stack([1 - p, p], axis=1)
 
-    def _drawn(self, number: int) -> dict[str, np.ndarray]:
+    def _draw(self, number: int) -> dict[str, np.ndarray]:
         with precision(np.float64):
             noise = mirrored(jax.random.key(self.seed), number, len(self.location_))
             logs: Any = self.location_ + self.scale_ * noise if self.variational else self.location_[None]
             return on_host(exponentials(jax.vmap(self.unravel)(logs)))
 
-    def _learnt(self, new: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[Free, Beliefs, Array]:
+    def _learn(self, new: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[Free, Beliefs, Array]:
         prior = MeanField.from_moments(self.location_, self.scale_)
         free = Free(self.location_, np.log(self.scale_), np.zeros(len(new)), 0.3 * np.eye(len(new)))
         optimiser = optax.adam(optax.cosine_decay_schedule(0.03, self.steps))
@@ -95,7 +95,7 @@ class FrozenClassifier:
         def loss(free: Free, key: Array) -> Array:
             if not self.variational:
                 params = exponentials(self.unravel(free.location))
-                return -bound(params, self.beliefs_, new, free, X, y)[0] - remembered(params, before, self.beliefs_)
+                return -bound(params, self.beliefs_, new, free, X, y)[0] - recall(params, before, self.beliefs_)
             logs = free.location + jnp.exp(free.log_scale) * mirrored(key, DRAWS, len(free.location))
             each = jax.lax.map(
                 lambda one: bound(exponentials(self.unravel(one)), self.beliefs_, new, free, X, y)[0], logs
@@ -103,7 +103,7 @@ class FrozenClassifier:
             return MeanFieldMoments(free.location, free.log_scale).kl(prior) - jnp.mean(each)
 
         @jax.jit
-        def trained(free: Free) -> tuple[Free, Beliefs, Array]:
+        def train(free: Free) -> tuple[Free, Beliefs, Array]:
             def step(carry: Any, key: Array) -> tuple[Any, Array]:
                 free, state = carry
                 value, gradient = jax.value_and_grad(loss)(free, key)
@@ -117,7 +117,7 @@ class FrozenClassifier:
             params = exponentials(self.unravel(free.location))
             return free, bound(params, self.beliefs_, new, free, X, y)[1], -jnp.mean(losses[-max(1, self.steps // 4) :])
 
-        return trained(free)
+        return train(free)
 
 
 def bound(params: Any, old: Beliefs, new: Array, free: Free, X: Array, y: Array) -> tuple[Array, Beliefs]:
@@ -140,7 +140,7 @@ def bound(params: Any, old: Beliefs, new: Array, free: Free, X: Array, y: Array)
     return jnp.sum(expected) - kl, Beliefs(points, L @ m, L @ S @ L.T)
 
 
-def remembered(params: Any, before: Any, old: Beliefs) -> Array:
+def recall(params: Any, before: Any, old: Beliefs) -> Array:
     """E_q(a)[log p(a | θ) - log p(a | θ before)]: what the paper's bound for a point θ has beside `bound`.
 
     It is KL(q(a) || p(a | θ before)) - KL(q(a) || p(a | θ)), of the appendix on private pseudo-points with maximum

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.checks import import_extra
 from partita.gp.kernels import SquaredExponential
 from partita.runtime import precision
+from partita.studies.nuts import Plan, import_numpyro, sample_program
 
 JITTER = 1e-6
 
@@ -22,10 +22,7 @@ class NutsClassifier:
         self.pseudo_points_ = np.empty((0, 2))
 
     def partial_fit(self, X: np.ndarray, y: np.ndarray, classes: Any = None) -> "NutsClassifier":
-        numpyro = import_extra("numpyro", "NumPyro", "numpyro")
-        from numpyro import distributions
-        from numpyro.infer import MCMC, NUTS
-
+        numpyro, distributions = import_numpyro()
         self.centre, self.scale = X.mean(axis=0), X.std(axis=0)
         self.Z = (X - self.centre) / self.scale
         features = X.shape[1]
@@ -41,15 +38,11 @@ class NutsClassifier:
             numpyro.factor("labels", jnp.sum(jax.scipy.special.log_ndtr((2 * y - 1) * f)))
 
         with precision(np.float64):
-            sampler = MCMC(
-                NUTS(model, max_tree_depth=6), num_warmup=self.draws, num_samples=self.draws, progress_bar=False
-            )
-            sampler.run(jax.random.key(self.seed))
-            self.samples = {name: np.asarray(value) for name, value in sampler.get_samples().items()}
+            self.samples = sample_program(model, Plan(self.draws, self.draws, seed=self.seed, depth=6))
         return self
 
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
-        """Averaged over every third draw."""
+        """Probabilities of both classes, averaged over every third draw."""
         with precision(np.float64):
             thinned = {name: value[::3] for name, value in self.samples.items()}
             p = np.asarray(_probabilities(thinned, self.Z, (X - self.centre) / self.scale))

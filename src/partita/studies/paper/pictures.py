@@ -58,15 +58,15 @@ def beliefs(rows: Sequence[Row]) -> Picture:
                     row=1, col=column, **shown,
                 )  # fmt: skip
             else:
-                x, density = smoothed(np.array(draws))
+                x, density = smooth(np.array(draws))
                 figure.add_scatter(x=x, y=density, mode="lines", line={"color": colour}, row=1, col=column, **shown)
     styled(figure).update_layout(height=360, showlegend=False, margin_t=50)
     words = "Densities of logarithms after the last batch; dashed lines are points."
     return Picture("Hyperparameters", words, figure, wide=True)
 
 
-def smoothed(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A kernel density estimate."""
+def smooth(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points, and a kernel density estimate of draws there."""
     from scipy.stats import gaussian_kde
 
     x = np.linspace(draws.min() - 0.3, draws.max() + 0.3, 200)

@@ -1,6 +1,5 @@
 """Inverse dynamics of a robot arm from a stream sorted by a joint's position: Section 7.2 of the paper."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,17 +10,17 @@ import numpy as np
 import scipy.optimize
 
 from partita import datasets
+from partita.checks import check_one_of
 from partita.estimators import StreamingGPRegressor
 from partita.gp.kernels import SquaredExponential
-from partita.metrics import intervals, regression
-from partita.reproduce.study import Cell
 from partita.runtime import precision
+from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.paper.streams import KEYS, Data, learn_batches, learn_numbers, scores
+from partita.studies.runner import Cell
+from partita.studies.speed import measure_flops
 from partita.telemetry import Row
 
-KEYS = ("method", "setting", "seed", "round", "seconds", "smse", "nlpd", "coverage", "points", "free_energy")
 METHODS = ("private", "private-ml", "shared", "limited-memory")
-
-Data = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,29 @@ def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
     if not quick:
         return datasets.load_split("barrett-wam", folder)
     return datasets.train_test(datasets.load("simulated-arm"), share=0.2)
+
+
+def experiment(
+    method: str | None = None,
+    quick: bool = False,
+    orders: int | None = None,
+    outputs: str | None = None,
+    folder: Any = None,
+) -> Experiment:
+    """The study that its options ask for: streams in so many orders, and torques counted from 1, or all."""
+    names = choose_names(method, METHODS)
+    arm = load(quick, folder)
+    joints, torques = arm[0][0].shape[1] // 3, arm[0][1].shape[1]
+    known = [str(number) for number in range(1, torques + 1)]
+    wanted = known if outputs == "all" else (outputs or ("1" if quick else "3")).split(",")
+    for number in wanted:
+        check_one_of("--", known, outputs=number.strip())
+    joints = joints if orders is None else min(orders, joints)
+    made = cells(arm, QUICK if quick else FULL, names, range(joints), [int(number) - 1 for number in wanted])
+    shown = Presentation(
+        "Robot arm", ("smse", "nlpd", "coverage"), ["smse", "nlpd", "coverage", "points"], KEYS
+    )  # fmt: skip
+    return Experiment(shown, made, measure_flops)
 
 
 def cells(
@@ -87,7 +109,7 @@ WORDS = {
 
 
 def _work(data: tuple[Data, Data], scale: Scale, method: str) -> float:
-    """Floating-point operations, roughly."""
+    """How many floating-point operations a cell takes, roughly."""
     rows, most = len(data[0][0]) / scale.batches, scale.batches * scale.points
     if method == "limited-memory":
         return scale.batches * 40 * scale.memory**3
@@ -104,16 +126,11 @@ def sorted_batches(data: Data, joint: int, output: int, batches: int) -> list[Da
 
 def _rows(data: tuple[Data, Data], scale: Scale, method: str, joint: int, output: int) -> Iterator[Row]:
     train, (X_test, Y_test) = data
-    seconds = 0.0
-    model: Any = _model(scale, method)
-    for number, (X, y) in enumerate(sorted_batches(train, joint, output, scale.batches)):
-        began = time.perf_counter()
-        model = model.partial_fit(X, y)
-        seconds += time.perf_counter() - began
+    batches = sorted_batches(train, joint, output, scale.batches)
+    for counted, model, _ in learn_batches(_model(scale, method), batches, learn_numbers):
         mean, std = model.predict(X_test, return_std=True)
         yield {
-            "round": number + 1,
-            "seconds": seconds,
+            **counted,
             **scores(mean, std, Y_test[:, output]),
             "points": len(model.pseudo_points_),
             "free_energy": model.log_evidence_,
@@ -128,11 +145,6 @@ def _model(scale: Scale, method: str) -> Any:
         return StreamingGPRegressor(pseudo_points="shared", points_per_batch=most, max_points=most, **scale.settings)
     learns: Any = "ml" if method == "private-ml" else "variational"
     return StreamingGPRegressor(points_per_batch=scale.points, **{"hyperparameters": learns, **scale.settings})
-
-
-def scores(mean: np.ndarray, std: np.ndarray, y: np.ndarray) -> Row:
-    """Standardised mean squared error, negative log predictive density, and the share of rows in 95 % intervals."""
-    return {"smse": regression(mean, y)["smse"], **intervals(mean, std, y)}
 
 
 class LimitedMemory:
@@ -171,7 +183,7 @@ class LimitedMemory:
     def predict(self, X: np.ndarray, return_std: bool = True) -> tuple[np.ndarray, np.ndarray]:
         with precision(np.float64):
             Z, t = (self.X - self.centre) / self.spread, (self.y - self.mean) / self.scale
-            mean, variance = map(np.asarray, _predicted(self.free, Z, t, (X - self.centre) / self.spread))
+            mean, variance = map(np.asarray, _predict(self.free, Z, t, (X - self.centre) / self.spread))
         return mean * self.scale + self.mean, np.sqrt(variance) * self.scale
 
 
@@ -187,15 +199,15 @@ def _cholesky(free: Any, Z: Any) -> Any:
 @jax.jit
 @jax.value_and_grad
 def _loss(free: Any, Z: Any, t: Any) -> Any:
-    """- log p(t)."""
+    """The negative log evidence, - log p(t), and its gradient."""
     L = _cholesky(free, Z)
     half = jax.scipy.linalg.solve_triangular(L, t, lower=True)
     return 0.5 * half @ half + jnp.sum(jnp.log(jnp.diag(L))) + 0.5 * len(t) * jnp.log(2 * jnp.pi)
 
 
 @jax.jit
-def _predicted(free: Any, Z: Any, t: Any, X: Any) -> tuple[Any, Any]:
-    """Mean and variance of new targets."""
+def _predict(free: Any, Z: Any, t: Any, X: Any) -> tuple[Any, Any]:
+    """The mean and the variance of new targets."""
     L = _cholesky(free, Z)
     V = jax.scipy.linalg.solve_triangular(L, SquaredExponential().cross(_params(free), Z, X), lower=True)
     half = jax.scipy.linalg.solve_triangular(L, t, lower=True)

@@ -6,14 +6,17 @@ from typing import Any
 from partita.expectations import LocalReparameterisation
 from partita.metrics import classification
 from partita.predictive import expected_response
-from partita.reproduce.study import Cell, Images, decaying_adam
 from partita.run import events
 from partita.schedules import Synchronous
 from partita.solvers import FixedPoint, Gradient, NaturalGradient, Solver
+from partita.studies.images import Images, decaying_adam
+from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.runner import Cell
+from partita.studies.speed import measure_network
 from partita.telemetry import Row
 
 BATCH = 200
-# Rates of each solver, first the one that did best after five epochs on validation data, with 200 units.
+# The rates of each solver; the first did best after five epochs on validation data, with 200 units.
 RATES: dict[str, tuple[float, ...]] = {
     "adam": (0.001, 0.0005, 0.002),
     "adam-decaying": (0.003, 0.001, 0.01),
@@ -33,6 +36,22 @@ def solver(name: str, rate: float, epochs: int, rows: int) -> tuple[Solver, Any]
     if name == "sngd":
         return FixedPoint(epochs * -(-rows // BATCH), rate, BATCH), plain
     return NaturalGradient(rate, epochs=epochs, batch_size=BATCH), None
+
+
+def experiment(
+    method: str | None = None,
+    quick: bool = False,
+    seeds: int = 1,
+    sweep: bool = False,
+    validate: bool = False,
+    folder: Any = None,
+) -> Experiment:
+    """The study that its options ask for."""
+    names = choose_names(method, list(RATES))
+    images = Images.load("digits" if quick else "mnist", folder, validate=validate)
+    made = cells(images, names, seeds, (50,) if quick else (200, 500), (5, 20), sweep)
+    hidden = (50,) if quick else (200,)
+    return Experiment(Presentation("Solvers for global VI"), made, lambda: measure_network(images.network(hidden)))
 
 
 def cells(

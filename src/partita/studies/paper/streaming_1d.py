@@ -1,16 +1,17 @@
 """A stream in one dimension, batch after batch, to look at."""
 
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from partita.estimators import StreamingGPRegressor
-from partita.reproduce.robot_arm import scores
-from partita.reproduce.study import Cell
+from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.paper.pictures import frames
+from partita.studies.paper.streams import KEYS, learn_batches, learn_numbers, scores
+from partita.studies.runner import Cell
+from partita.studies.speed import measure_flops
 from partita.telemetry import Row
 
-KEYS = ("method", "setting", "seed", "round", "seconds", "smse", "nlpd", "coverage", "points", "free_energy")
 METHODS = ("private", "shared")
 WORDS = {
     "private": "five new pseudo-points with every batch; old ones stay",
@@ -21,6 +22,15 @@ BATCHES = 5
 
 def truth(x: np.ndarray) -> np.ndarray:
     return np.sin(2 * x) + 0.4 * x * np.cos(5 * x) / (1 + x**2)
+
+
+def experiment(method: str | None = None, quick: bool = False, seeds: int = 1) -> Experiment:
+    """The study that its options ask for; a quick one has one seed."""
+    shown = Presentation(
+        "A stream in one dimension", ("smse", "nlpd", "coverage"), ["smse"], KEYS,
+        pictures=lambda rows: [frames(rows, truth)],
+    )  # fmt: skip
+    return Experiment(shown, cells(choose_names(method, METHODS), 1 if quick else seeds), measure_flops)
 
 
 def cells(names: Sequence[str] | None, seeds: int) -> list[Cell]:
@@ -40,23 +50,19 @@ def _rows(method: str, seed: int) -> Iterator[Row]:
     inside = np.abs(places) <= 4
     targets = truth(places[inside]) + 0.15 * generator.standard_normal(inside.sum())
     settings: Row = {"pseudo_points": "shared", "max_points": 10} if method == "shared" else {}
-    model = StreamingGPRegressor(points_per_batch=5, steps=150, random_state=seed, **settings)
-    seconds = 0.0
-    for number, part in enumerate(np.array_split(np.arange(len(x)), BATCHES)):
-        began = time.perf_counter()
-        model.partial_fit(x[part, None], y[part])
-        seconds += time.perf_counter() - began
+    start = StreamingGPRegressor(points_per_batch=5, steps=150, random_state=seed, **settings)
+    batches = [(x[part, None], y[part]) for part in np.array_split(np.arange(len(x)), BATCHES)]
+    for counted, model, (inputs, outputs) in learn_batches(start, batches, learn_numbers):
         mean, std = model.predict(places[:, None], return_std=True)
         yield {
-            "round": number + 1,
-            "seconds": seconds,
+            **counted,
             **scores(mean[inside], std[inside], targets),
             "points": len(model.pseudo_points_),
             "free_energy": model.log_evidence_,
-            # For the pictures.
+            # Pictures are drawn from the rest.
             "x": np.round(places, 4).tolist(),
             "mean": np.round(mean, 4).tolist(),
             "std": np.round(std, 4).tolist(),
-            "batch": [np.round(x[part], 4).tolist(), np.round(y[part], 4).tolist()],
+            "batch": [np.round(inputs[:, 0], 4).tolist(), np.round(outputs, 4).tolist()],
             "places": np.round(model.pseudo_points_[:, 0], 4).tolist(),
         }

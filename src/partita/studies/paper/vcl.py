@@ -12,11 +12,14 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import MeanField
 from partita.models import Network, prior_of
-from partita.reproduce.study import Cell, Images, decaying_adam
 from partita.result import Result
 from partita.run import partial_fit
 from partita.schedules import OnePass
 from partita.solvers import Gradient
+from partita.studies.images import Images, decaying_adam
+from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.runner import Cell
+from partita.studies.speed import measure_network
 from partita.telemetry import Row
 
 METHODS = ("vcl", "vcl-random-coreset", "vcl-k-centre-coreset", "coreset-only")
@@ -90,7 +93,7 @@ def start_of(model: Network, prior: MeanField, tasks: Sequence[int]) -> MeanFiel
 
 
 def learner(plan: Plan, inputs: int, seed: int) -> Network:
-    """Before the first task. Its prior is as if it had been given, so that all tasks share one program."""
+    """A network before its first task. Its prior is as if it had been given, so that all tasks share one program."""
     model = Network(
         [inputs, *plan.hidden, 10],
         heads=plan.heads,
@@ -139,14 +142,14 @@ CORESETS: dict[str, Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 }
 
 
-def held_out(data: Data, rows: np.ndarray) -> tuple[Data, Data]:
-    """Those rows, and all others."""
+def hold_out(data: Data, rows: np.ndarray) -> tuple[Data, Data]:
+    """Those rows of the data, and all others."""
     X, y = data
     others = np.setdiff1d(np.arange(len(y)), rows)
     return (X[rows], y[rows]), (X[others], y[others])
 
 
-def repeated(coresets: Sequence[Data], rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def repeat(coresets: Sequence[Data], rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Coresets over and over, up to `rows` rows, whose weights count each once: however many, one program fits all."""
     X, y = (np.concatenate(parts) for parts in zip(*coresets, strict=True))
     index = np.arange(max(rows, len(y))) % len(y)
@@ -166,6 +169,18 @@ def task(images: Images, setting: str, number: int, seed: int, rows: int | None 
         return (X[keep] if order is None else X[keep][:, order]), y[keep]
 
     return part(images.train, rows), part(images.test, None)
+
+
+def experiment(
+    method: str | None = None, quick: bool = False, seeds: int = 1, validate: bool = False, folder: Any = None
+) -> Experiment:
+    """The study that its options ask for."""
+    names = choose_names(method, METHODS)
+    images = Images.load("digits" if quick else "mnist", folder, validate=validate)
+    hidden = (50,) if quick else (100, 100)
+    shown = Presentation("Variational continual learning")
+    made = cells(quick, seeds, images, names)
+    return Experiment(shown, made, lambda: measure_network(images.network(hidden)))
 
 
 def cells(quick: bool, seeds: int, images: Images, methods: Sequence[str] | None = None) -> list[Cell]:
@@ -218,14 +233,14 @@ def _rows(images: Images, method: str, setting: str, seed: int, plan: Plan) -> I
         began = time.perf_counter()
         if method in CORESETS:
             rows = CORESETS[method](train[0], plan.coreset, np.random.default_rng([seed, number, 1]))
-            coreset, train = held_out(train, rows)
+            coreset, train = hold_out(train, rows)
             coresets.append(coreset)
         if method != "coreset-only":
             stream = learn(stream, train, [number], plan.solver(plan.steps), 1000 * seed + number)
         believed = stream
         if coresets:
             # A copy, for predictions only: what comes next builds on the stream, where coresets have no part.
-            kept = repeated(coresets, plan.kept_rows)
+            kept = repeat(coresets, plan.kept_rows)
             new = range(number + 1) if method == "coreset-only" else []
             believed = learn(stream, kept, new, plan.solver(plan.kept_steps), 1000 * seed + 500 + number)
         assert isinstance(believed, Result)

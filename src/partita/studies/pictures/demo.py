@@ -1,21 +1,16 @@
-"""The README's picture: what `partita demo` measures, drawn. Writes docs/images/demo.png."""
+"""The README's picture: what `partita demo` measures, drawn."""
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
-
-from partita.demo import run_demo
 from partita.report.charts import COLOURS, LABELS
+from partita.studies.demo import run_demo
+from partita.studies.pictures.drawing import import_pyplot
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "demo.png"
 
-
-def main() -> None:
-    outcomes, _ = run_demo(0, lambda method: ())
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+def draw(path: Path) -> None:
+    pyplot = import_pyplot()
+    outcomes, _ = run_demo(0, lambda name, labels: ())
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for axis, quantity in zip(axes, ("nll", "free_energy"), strict=True):
         for colour, outcome in zip(COLOURS, outcomes, strict=True):
             known = [row for row in outcome.curve.rows if row.get(quantity) is not None]
@@ -31,9 +26,4 @@ def main() -> None:
     axes[0].set(yscale="log", ylim=(0.13, 2.5))
     axes[1].set(ylim=(-1500, -650))
     axes[0].legend(frameon=False, fontsize=9)
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=110)
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(path, dpi=110)

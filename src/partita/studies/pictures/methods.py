@@ -1,33 +1,25 @@
-"""docs/images/methods.png: the landscape of published methods, granularity × optimisation, from the table itself.
-
-python -m experiments.methods_picture
-"""
+"""The picture of docs/methods.md: published methods by granularity and optimisation, from the table itself."""
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-from partita.methods import TABLE, Method
 from partita.report.charts import COLOURS
+from partita.studies.methods import TABLE, Method
+from partita.studies.pictures.drawing import import_pyplot
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "methods.png"
 COLUMNS = {"global": "global: all data at once", "local": "local: sites in turn", "online": "online: each batch once"}
 ROWS = ("moment matching", "gradient", "natural gradient", "analytic")
 WORDS = {"whole": "one site", "batches": "a site per batch", "each_row": "a site per row"}
 PARTITIONS = dict(zip(WORDS, COLOURS, strict=False))
 
 
-def draw() -> None:
+def draw(path: Path) -> None:
     columns = list(COLUMNS)
     cells: dict[tuple[int, int], list[Method]] = {}
     for row in TABLE:
         column = columns.index("local" if row.family == "power EP" else row.family)
         cells.setdefault((column, ROWS.index(row.optimisation)), []).append(row)
     heights = [max(len(cells.get((column, level), [])) for column in range(3)) + 1 for level in range(len(ROWS))]
-    figure, axes = plt.subplots(figsize=(10, 0.27 * sum(heights) + 0.8))
+    figure, axes = import_pyplot().subplots(figsize=(10, 0.27 * sum(heights) + 0.8))
     bottom = 0
     for level, height in enumerate(heights):
         axes.axhline(bottom, color="#dddddd", lw=0.8)
@@ -46,8 +38,4 @@ def draw() -> None:
         axes.text(0.36 + 0.65 * number, -1.2, words, fontsize=9)
     axes.set(xlim=(-0.02, 3), ylim=(-1.6, bottom + 1.4))
     axes.axis("off")
-    figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
-
-
-if __name__ == "__main__":
-    draw()
+    figure.savefig(path, dpi=110, bbox_inches="tight")

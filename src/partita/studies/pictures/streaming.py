@@ -1,21 +1,16 @@
-"""The picture of docs/streaming.md: a stream in one dimension. Writes docs/images/streaming.png."""
+"""The picture of docs/streaming.md: a stream in one dimension."""
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 import numpy as np
 
 from partita.report.charts import COLOURS
-from partita.reproduce import streaming_1d
+from partita.studies.paper import streaming_1d
+from partita.studies.pictures.drawing import import_pyplot
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "streaming.png"
 
-
-def main() -> None:
-    figure, axes = plt.subplots(
+def draw(path: Path) -> None:
+    figure, axes = import_pyplot().subplots(
         2, streaming_1d.BATCHES, figsize=(14, 5.2), sharex=True, sharey=True, layout="constrained"
     )
     for line, cell in zip(axes, streaming_1d.cells(None, 1), strict=True):
@@ -35,9 +30,4 @@ def main() -> None:
         line[0].set_ylabel(cell.method)
     for axis, number in zip(axes[0], range(1, streaming_1d.BATCHES + 1), strict=True):
         axis.set_title(f"batch {number}", fontsize=10)
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=90)
-
-
-if __name__ == "__main__":
-    main()
+    figure.savefig(path, dpi=90)

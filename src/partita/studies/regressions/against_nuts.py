@@ -1,25 +1,40 @@
 """Posterior means and standard deviations beside NUTS on the same models and data: writes docs/against_nuts.md.
 
-Run with `python -m experiments.against_nuts`; needs the `dev` extra, for NumPyro.
+`partita study against-nuts` runs it; it needs NumPyro.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS
 
 import partita as pt
+from partita.studies.documents import Say, write_sections
+from partita.studies.nuts import Plan, import_numpyro, sample_program
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "against_nuts.md"
-LIKELIHOODS = {
-    "LogisticRegression": lambda f: dist.Bernoulli(logits=f),
-    "ProbitRegression": lambda f: dist.Bernoulli(probs=jax.scipy.special.ndtr(f)),
-    "PoissonRegression": lambda f: dist.Poisson(jax.numpy.exp(f)),
-    "LinearRegression": lambda f: dist.Normal(f, 0.7),
-}
+DOCUMENT = Path("docs/against_nuts.md")
+HEAD = """# Against NUTS
+
+Partitioned variational inference over five sites, beside NumPyro's NUTS (4,000 draws) on the pooled data, with the same
+prior N(0, 1) on every weight. Made by `partita study against-nuts`.
+
+A full Gaussian posterior is close wherever the posterior is nearly Gaussian. A mean-field posterior has the right
+means but underestimates standard deviations where weights are correlated: that is what minimising KL(q ‖ p) over
+independent factors does, and more data do not help.
+"""
+
+
+def likelihoods() -> dict[str, Callable[[Any], Any]]:
+    """What a NumPyro program says of the target, given the linear predictor; by the name of our model."""
+    _, dist = import_numpyro()
+    return {
+        "LogisticRegression": lambda f: dist.Bernoulli(logits=f),
+        "ProbitRegression": lambda f: dist.Bernoulli(probs=jax.scipy.special.ndtr(f)),
+        "PoissonRegression": lambda f: dist.Poisson(jax.numpy.exp(f)),
+        "LinearRegression": lambda f: dist.Normal(f, 0.7),
+    }
 
 
 def problems() -> dict[str, tuple]:
@@ -42,25 +57,27 @@ def problems() -> dict[str, tuple]:
     }
 
 
-def nuts(likelihood, X: np.ndarray, y: np.ndarray, samples: int = 4000) -> np.ndarray:
-    def model() -> None:
+def sample_weights(likelihood: Callable[[Any], Any], X: np.ndarray, y: np.ndarray, samples: int = 4000) -> np.ndarray:
+    numpyro, dist = import_numpyro()
+
+    def program() -> None:
         w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
         numpyro.sample("y", likelihood(X @ w), obs=y)
 
-    chain = MCMC(NUTS(model), num_warmup=1000, num_samples=samples, num_chains=1, progress_bar=False)
-    chain.run(jax.random.key(0))
-    return np.asarray(chain.get_samples()["w"])
+    return sample_program(program, Plan(1000, samples))["w"]
 
 
-def fitted(name: str, X: np.ndarray, y: np.ndarray, settings: dict, posterior: str) -> pt.Result:
+def fit_sites(name: str, X: np.ndarray, y: np.ndarray, settings: dict, posterior: str) -> pt.Result:
     model = getattr(pt.models, name)(features=X.shape[1], intercept=False, posterior=posterior, **settings)
     shards = pt.datasets.split((X, y), sites=5, how="by-label")
     return pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=100))
 
 
 def section(title: str, name: str, X: np.ndarray, y: np.ndarray, settings: dict) -> str:
-    draws = nuts(LIKELIHOODS[name], X, y)
-    full, diagonal = (fitted(name, X, y, settings, posterior) for posterior in ("full", "mean-field"))
+    draws = sample_weights(likelihoods()[name], X, y)
+    full: Any
+    diagonal: Any
+    full, diagonal = (fit_sites(name, X, y, settings, posterior) for posterior in ("full", "mean-field"))
     lines = [
         f"## {name}: {title.strip()}",
         "",
@@ -83,20 +100,8 @@ def section(title: str, name: str, X: np.ndarray, y: np.ndarray, settings: dict)
     return "\n".join(lines)
 
 
-def main() -> None:
-    words = """# Against NUTS
-
-Partitioned variational inference over five sites, beside NumPyro's NUTS (4,000 draws) on the pooled data, with the same
-prior N(0, 1) on every weight. Made by `python -m experiments.against_nuts`.
-
-A full Gaussian posterior is close wherever the posterior is nearly Gaussian. A mean-field posterior has the right
-means but underestimates standard deviations where weights are correlated: that is what minimising KL(q ‖ p) over
-independent factors does, and more data do not help.
-
-"""
-    sections = [section(title, *problem) for title, problem in problems().items()]
-    DOCUMENT.write_text(words + "\n".join(sections), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def compare_with_nuts(say: Say, out: Path | None = None) -> None:
+    """Say the tables of all problems, and write the page."""
+    import_numpyro()
+    sections = (section(title, *problem) for title, problem in problems().items())
+    write_sections([HEAD], sections, out or DOCUMENT, say)

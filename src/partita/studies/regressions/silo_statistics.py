@@ -1,30 +1,30 @@
 """Formulas across silos, beside statsmodels (and bambi) on pooled data: writes docs/statistics_results.md.
 
-Run with `python -m experiments.silo_statistics`, or with names of some of the studies, which are only printed. Needs
-the `dev` extra and the data files (see docs/results.md). With `--bambi PYTHON`, an interpreter that has bambi is asked.
+`partita study silo-statistics` runs all questions, and with names only these, which are not written. It needs the `dev`
+extra and the data files (see docs/results.md). With `--bambi PYTHON`, an interpreter that has bambi is asked.
 """
 
-import argparse
 import gzip
 import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import statsmodels.api as sm
-import statsmodels.formula.api as smf
 from scipy.io import loadmat
 
 import partita as pt
 from partita.datasets.places import needed
+from partita.errors import InputError
+from partita.studies.documents import Say, choose, write_sections
+from partita.studies.regressions.packages import import_pandas, import_statsmodels
+from partita.studies.regressions.sets import Table
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "statistics_results.md"
+DOCUMENT = Path("docs/statistics_results.md")
 BAMBI = """
 import json, sys
 import arviz, bambi, pandas
@@ -43,22 +43,22 @@ ADULT = (
 
 
 @dataclass(frozen=True)
-class Study:
+class Question:
     """Tables of sites, a formula, a family, and what a statistician gets from all rows together."""
 
     words: str
-    table: pd.DataFrame
+    table: Table
     site: str
     formula: str
     family: str
-    pooled: Callable[[pd.DataFrame], dict[str, tuple[float, float]]]
+    pooled: Callable[[Table], dict[str, tuple[float, float]]]
     anchor: str
-    # For bambi, if it is asked: the name of the group.
+    # The name of the group, which bambi is told if it is asked.
     group: str | None = None
     compare: tuple[str, ...] = ()
 
     @property
-    def sites(self) -> dict[str, pd.DataFrame]:
+    def sites(self) -> dict[str, Table]:
         return {f"{name}": part.drop(columns=self.site) for name, part in self.table.groupby(self.site)}
 
 
@@ -66,134 +66,138 @@ def coefficients(fitted: Any) -> dict[str, tuple[float, float]]:
     return {name: (fitted.params[name], fitted.bse[name]) for name in fitted.params.index}
 
 
-def read(name: str) -> pd.DataFrame:
-    return pd.read_csv(needed(f"tables/{name}.csv", None, "Rdatasets"))
+def logistic_coefficients(formula: str, table: Table) -> dict[str, tuple[float, float]]:
+    sm, smf = import_statsmodels()
+    return coefficients(smf.glm(formula, table, family=sm.families.Binomial()).fit())
 
 
-def contraception() -> Study:
+def grouped_coefficients(kind: str, formula: str, group: str, table: Table) -> dict[str, tuple[float, float]]:
+    """What mean-field variational Bayes finds with an intercept for every group, and the spread of these."""
+    sm, _ = import_statsmodels()
+    model = getattr(sm, kind).from_formula(formula, {group: f"0 + C({group})"}, table, vcp_p=1.0, fe_p=10.0)
+    fitted = model.fit_vb()
+    found = dict(zip(model.exog_names, zip(fitted.fe_mean, fitted.fe_sd, strict=True), strict=True))
+    return found | {f"sd of {group}": (float(np.exp(fitted.vcp_mean[0])), np.nan)}
+
+
+def read(name: str) -> Table:
+    return import_pandas().read_csv(needed(f"tables/{name}.csv", None, "Rdatasets"))
+
+
+def contraception() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6)
     formula = "use ~ age + I(age**2) + urban + livch"
 
-    def pooled(table: pd.DataFrame) -> dict:
+    def pooled(table: Table) -> dict:
         known = table.assign(use=(table.use == "Y") * 1)
-        return coefficients(smf.glm(formula, known, family=sm.families.Binomial()).fit())
+        return logistic_coefficients(formula, known)
 
     words = "Contraception: 1,934 women, six sites"
     other = ("use ~ age + urban + livch", "use ~ age + I(age**2) + urban")
-    return Study(words, table, "region", formula, "bernoulli", pooled, "statsmodels GLM", compare=other)
+    return Question(words, table, "region", formula, "bernoulli", pooled, "statsmodels GLM", compare=other)
 
 
-def contraception_by_district() -> Study:
+def contraception_by_district() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6, age=lambda t: t.age / 10)
     formula = "use ~ age + I(age**2) + urban + livch + (1|district)"
 
-    def pooled(table: pd.DataFrame) -> dict:
+    def pooled(table: Table) -> dict:
         known = table.assign(use=(table.use == "Y") * 1)
-        model = sm.BinomialBayesMixedGLM.from_formula(
-            "use ~ age + I(age**2) + urban + livch", {"district": "0 + C(district)"}, known, vcp_p=1.0, fe_p=10.0
-        )
-        fitted = model.fit_vb()
-        found = dict(zip(model.exog_names, zip(fitted.fe_mean, fitted.fe_sd, strict=True), strict=True))
-        return found | {"sd of district": (float(np.exp(fitted.vcp_mean[0])), np.nan)}
+        return grouped_coefficients("BinomialBayesMixedGLM", "use ~ age + I(age**2) + urban + livch", "district", known)
 
     words = "Contraception with an intercept for each of 60 districts, which stay at their site (age in tens of years)"
-    return Study(words, table, "region", formula, "bernoulli", pooled, "statsmodels mean-field VB", "district")
+    return Question(words, table, "region", formula, "bernoulli", pooled, "statsmodels mean-field VB", "district")
 
 
-def epil() -> Study:
+def epil() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
     formula = "y ~ lbase * trt + lage + V4 + (1|subject)"
 
-    def pooled(table: pd.DataFrame) -> dict:
-        model = sm.PoissonBayesMixedGLM.from_formula(
-            "y ~ lbase * trt + lage + V4", {"subject": "0 + C(subject)"}, table, vcp_p=1.0, fe_p=10.0
-        )
-        fitted = model.fit_vb()
-        found = dict(zip(model.exog_names, zip(fitted.fe_mean, fitted.fe_sd, strict=True), strict=True))
-        return found | {"sd of subject": (float(np.exp(fitted.vcp_mean[0])), np.nan)}
+    def pooled(table: Table) -> dict:
+        return grouped_coefficients("PoissonBayesMixedGLM", "y ~ lbase * trt + lage + V4", "subject", table)
 
     words = "epil: seizures of 59 people at six clinics, an intercept for everyone"
-    return Study(words, table, "clinic", formula, "poisson", pooled, "statsmodels mean-field VB", "subject")
+    return Question(words, table, "clinic", formula, "poisson", pooled, "statsmodels mean-field VB", "subject")
 
 
-def epil_overdispersed() -> Study:
+def epil_overdispersed() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
     formula = "y ~ lbase * trt + lage + V4"
 
-    def pooled(table: pd.DataFrame) -> dict:
-        return coefficients(smf.negativebinomial(formula, table).fit(disp=0))
+    def pooled(table: Table) -> dict:
+        return coefficients(import_statsmodels()[1].negativebinomial(formula, table).fit(disp=0))
 
     words = "epil: a negative binomial instead"
-    return Study(words, table, "clinic", formula, "negative binomial", pooled, "statsmodels NegativeBinomial")
+    return Question(words, table, "clinic", formula, "negative binomial", pooled, "statsmodels NegativeBinomial")
 
 
-def school() -> Study:
+def school() -> Question:
     data = loadmat(needed("school.mat", None, "the multi-task learning literature"))
     parts = []
     for number, (X, y) in enumerate(zip(data["X"][0], data["Y"][0], strict=True)):
         columns = {"year2": X[:, 1], "year3": X[:, 2], "meals": X[:, 3], "verbal1": X[:, 4], "girl": X[:, 6]}
-        parts.append(pd.DataFrame({**columns, "score": y[:, 0], "school": number}).astype(float))
-    table = pd.concat(parts).assign(place=lambda t: t.school)
+        parts.append(import_pandas().DataFrame({**columns, "score": y[:, 0], "school": number}).astype(float))
+    table = import_pandas().concat(parts).assign(place=lambda t: t.school)
     formula = "score ~ year2 + year3 + meals + verbal1 + girl + (1|school)"
 
-    def pooled(table: pd.DataFrame) -> dict:
-        fitted = smf.mixedlm(formula.replace(" + (1|school)", ""), table, groups=table.school).fit()
+    def pooled(table: Table) -> dict:
+        fitted = import_statsmodels()[1].mixedlm(formula.replace(" + (1|school)", ""), table, groups=table.school).fit()
         found = {name: pair for name, pair in coefficients(fitted).items() if "Var" not in name}
         spread = float(np.sqrt(fitted.cov_re.iloc[0, 0]))
         return found | {"sd of school": (spread, np.nan), "noise": (float(np.sqrt(fitted.scale)), np.nan)}
 
     words = "school: 15,362 pupils at 139 schools, each a site, with an intercept each"
-    return Study(words, table, "place", formula, "gaussian", pooled, "statsmodels MixedLM")
+    return Question(words, table, "place", formula, "gaussian", pooled, "statsmodels MixedLM")
 
 
-def adult() -> Study:
+def adult() -> Question:
     with gzip.open(needed("adult/adult.data.gz", None, "UCI"), "rt") as stream:
-        table = pd.read_csv(stream, names=ADULT, skipinitialspace=True, na_values="?").dropna()
+        table = import_pandas().read_csv(stream, names=ADULT, skipinitialspace=True, na_values="?").dropna()
     few = table.country.where(table.country.isin(["United-States", "Mexico", "Philippines", "Germany"]), "elsewhere")
     table = table.assign(place=few, income=(table.income == ">50K") * 1)
     formula = "income ~ age + years + hours + sex + marital + occupation + race"
 
-    def pooled(table: pd.DataFrame) -> dict:
-        return coefficients(smf.glm(formula, table, family=sm.families.Binomial()).fit())
+    def pooled(table: Table) -> dict:
+        return logistic_coefficients(formula, table)
 
     words = "adult: 30,162 people by country, five sites; two occupations and some races are not everywhere"
-    return Study(words, table, "place", formula, "bernoulli", pooled, "statsmodels GLM")
+    return Question(words, table, "place", formula, "bernoulli", pooled, "statsmodels GLM")
 
 
-STUDIES = (contraception, contraception_by_district, epil, epil_overdispersed, school, adult)
+QUESTIONS = (contraception, contraception_by_district, epil, epil_overdispersed, school, adult)
 
 
-def ask_bambi(python: str, study: Study) -> dict[str, tuple[float, float]]:
-    family = {"negative binomial": "negativebinomial"}.get(study.family, study.family)
-    table = study.table.assign(use=(study.table.use == "Y") * 1) if "use" in study.table else study.table
+def ask_bambi(python: str, question: Question) -> dict[str, tuple[float, float]]:
+    family = {"negative binomial": "negativebinomial"}.get(question.family, question.family)
+    table = question.table.assign(use=(question.table.use == "Y") * 1) if "use" in question.table else question.table
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as stream:
         table.to_csv(stream.name, index=False)
-        command = [python, "-c", BAMBI, study.formula, family, str(study.group), stream.name]
+        command = [python, "-c", BAMBI, question.formula, family, str(question.group), stream.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT")), None)
     if line is None:
-        raise SystemExit(f"bambi: {done.stderr[-2000:]}")
-    named = {"1|" + str(study.group) + "_sigma": f"sd of {study.group}"}
+        raise InputError(f"--bambi {python}: expected an interpreter that has bambi: {done.stderr[-2000:]}")
+    named = {"1|" + str(question.group) + "_sigma": f"sd of {question.group}"}
     found = json.loads(line.removeprefix("RESULT"))
     return {_as_formulaic(named.get(name, name)): tuple(pair) for name, pair in found.items()}
 
 
 def _as_formulaic(name: str) -> str:
-    """Levels as formulaic writes them: bambi says urban[Y] where it says urban[T.Y]."""
+    """A level as formulaic writes it: bambi says urban[Y] where formulaic says urban[T.Y]."""
     if name.startswith("sd of") or "[" not in name:
         return name
     return name.replace("[", "[T.")
 
 
-def section(study: Study, python: str | None) -> str:
+def section(question: Question, python: str | None) -> str:
     began = time.perf_counter()
-    found = pt.regress(study.formula, study.sites, family=study.family)
+    found = pt.regress(question.formula, question.sites, family=question.family)
     seconds = time.perf_counter() - began
-    theirs = study.pooled(study.table)
-    bambi = ask_bambi(python, study) if python and study.group else {}
+    theirs = question.pooled(question.table)
+    bambi = ask_bambi(python, question) if python and question.group else {}
     rows = {row["name"]: row for row in found.coefficients()}
-    lines = [f"## {study.words}", "", f"`{study.formula}`, {study.family}, {len(found.sites)} sites.", ""]
-    heads = ["", "PVI mean", "PVI sd", f"{study.anchor}", "its se"] + (["bambi mean", "bambi sd"] if bambi else [])
+    lines = [f"## {question.words}", "", f"`{question.formula}`, {question.family}, {len(found.sites)} sites.", ""]
+    heads = ["", "PVI mean", "PVI sd", f"{question.anchor}", "its se"] + (["bambi mean", "bambi sd"] if bambi else [])
     lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     gaps, ratios = [], []
     for name, row in rows.items():
@@ -212,7 +216,7 @@ def section(study: Study, python: str | None) -> str:
         lines.append(
             f"| {row['name']} (median) | {row['median']:.4g} | {row['low']:.3g} to {row['high']:.3g} | {shown} |"
         )
-    against = "bambi" if bambi else study.anchor
+    against = "bambi" if bambi else question.anchor
     lines += [
         "",
         f"Beside {against}: means differ by at most {max(gaps):.2f} standard errors (median {np.median(gaps):.2f}), "
@@ -222,8 +226,8 @@ def section(study: Study, python: str | None) -> str:
         f"{_calibration(found)}.",
         "",
     ]
-    if study.compare:
-        others = [pt.regress(formula, study.sites, family=study.family) for formula in study.compare]
+    if question.compare:
+        others = [pt.regress(formula, question.sites, family=question.family) for formula in question.compare]
         lines += ["| formula | log evidence | weight |", "|---|---|---|"]
         lines += [
             f"| `{r['formula']}` | {r['log evidence']:.2f} | {r['weight']:.3g} |" for r in pt.compare([found, *others])
@@ -233,7 +237,7 @@ def section(study: Study, python: str | None) -> str:
 
 
 def _matching(found: dict[str, tuple[float, float]], name: str) -> tuple[float, float]:
-    """The same coefficient, however interactions are ordered and spaces are put."""
+    """Mean and deviation of the same coefficient, however interactions are ordered and spaces are put."""
     spelt = {"".join(sorted(key.replace(" ", "").split(":"))): pair for key, pair in found.items()}
     return spelt.get("".join(sorted(name.replace(" ", "").split(":"))), (np.nan, np.nan))
 
@@ -246,28 +250,18 @@ def _calibration(found: pt.Regression) -> str:
     return f"{row['on']}: calibration error {row['ece']:.3f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--bambi", metavar="PYTHON")
-    given = parser.parse_args()
-    sections = []
-    for make in STUDIES:
-        if not given.names or make.__name__ in given.names:
-            sections.append(section(make(), given.bambi))
-            print(sections[-1], flush=True)
-    if not given.names:
-        head = [
-            "# Formulas across silos beside pooled data",
-            "",
-            "No site shows its rows to another; statsmodels and bambi have all rows in one table. Ours are posterior",
-            "means and deviations under weak priors, errors of maximum likelihood are something else: neither is the",
-            "other's truth. bambi samples with NUTS, and chooses its own weak priors.",
-            "`python -m experiments.silo_statistics --bambi PYTHON` writes this page.",
-            "",
-        ]
-        DOCUMENT.write_text("\n".join([*head, *sections]), encoding="utf-8")
+HEAD = (
+    "# Formulas across silos beside pooled data",
+    "",
+    "No site shows its rows to another; statsmodels and bambi have all rows in one table. Ours are posterior",
+    "means and deviations under weak priors, errors of maximum likelihood are something else: neither is the",
+    "other's truth. bambi samples with NUTS, and chooses its own weak priors.",
+    "`partita study silo-statistics --bambi PYTHON` writes this page.",
+    "",
+)
 
 
-if __name__ == "__main__":
-    main()
+def compare_silos(say: Say, names: Sequence[str] = (), bambi: str | None = None, out: Path | None = None) -> None:
+    """Say the tables of all questions, or of those named; all of them are written, too, as any are with `out`."""
+    sections = (section(make(), bambi) for make in choose(QUESTIONS, names))
+    write_sections(HEAD, sections, out or (None if names else DOCUMENT), say)

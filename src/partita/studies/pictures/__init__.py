@@ -1,0 +1,1 @@
+"""Pictures of the documentation, drawn with Matplotlib."""

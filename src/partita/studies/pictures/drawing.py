@@ -1,0 +1,29 @@
+"""Matplotlib, which draws into files here; and all pictures by name."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from partita.checks import check_one_of, import_extra
+from partita.studies.documents import Say, check_place
+
+# Each has a module here whose `draw` writes the picture to a file.
+PICTURES = ("demo", "streaming", "methods")
+
+
+def import_pyplot() -> Any:
+    """Matplotlib without a window."""
+    import_extra("matplotlib", "Matplotlib", "dev").use("agg")
+    return import_extra("matplotlib.pyplot", "Matplotlib", "dev")
+
+
+def draw_pictures(say: Say, names: Sequence[str] = (), folder: Path = Path("docs/images")) -> None:
+    """Draw all pictures, or those named, into a folder."""
+    for name in names:
+        check_one_of("", PICTURES, name=name)
+    for name in names or PICTURES:
+        path = folder / f"{name}.png"
+        check_place(path)
+        import_module(f"partita.studies.pictures.{name}").draw(path)
+        say(str(path))

