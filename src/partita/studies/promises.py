@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 from scipy.stats import multivariate_normal
@@ -32,8 +33,9 @@ def conjugate(say: Say) -> None:
     say(f"conjugate regression, sites of {[len(shard[1]) for shard in shards]} rows")
     for name, schedule in SCHEDULES.items():
         result = pt.fit(model, shards, schedule=schedule)
-        location = relative_error(result.posterior.location, np.linalg.solve(precision, X.T @ y / 0.49))
-        covariance = relative_error(result.posterior.covariance, np.linalg.inv(precision))
+        q: Any = result.posterior
+        location = relative_error(q.location, np.linalg.solve(precision, X.T @ y / 0.49))
+        covariance = relative_error(q.covariance, np.linalg.inv(precision))
         gap = abs(result.log_evidence - exact)
         say(f"  {name}: location {location:.1e}, covariance {covariance:.1e}, log evidence {gap:.1e}")
 
@@ -57,9 +59,11 @@ def logistic(say: Say) -> None:
     runs["one datum per site"] = pt.fit(model, singles, schedule=pt.schedules.Synchronous(rounds=60), damping=1.0)
     runs["one site"] = optimum
     say("logistic regression on breast cancer, against global VI")
+    best: Any = optimum.posterior
     for name, result in runs.items():
-        location = relative_error(result.posterior.location, optimum.posterior.location)
-        covariance = relative_error(result.posterior.covariance, optimum.posterior.covariance)
+        q: Any = result.posterior
+        location = relative_error(q.location, best.location)
+        covariance = relative_error(q.covariance, best.covariance)
         gap = abs(local_free_energies(result) - result.log_evidence)
         say(f"  {name}: location {location:.1e}, covariance {covariance:.1e}, sum of local - global {gap:.1e}")
     dynamics(say, model, data, singles)

@@ -7,6 +7,7 @@ runs it.
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -44,7 +45,9 @@ def soak(say: Say, runs: int = 100, updates: int = 300) -> bool:
         chance = random.Random(number)
         with tempfile.TemporaryDirectory() as place:
             for life in range(100):
-                faults = {name: chance.uniform(0, 0.2) for name in ("loss", "duplicate", "crash", "leave")}
+                faults: dict[str, Any] = {
+                    name: chance.uniform(0, 0.2) for name in ("loss", "duplicate", "crash", "leave")
+                }
                 run = prepared(
                     pt.models.LogisticRegression(features=3),
                     shards,

@@ -14,6 +14,7 @@ import sqlite3
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
         if where == place and left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_less(handle: int, data: bytes | memoryview, offset: int) -> int:
+    def write_less(handle: int, data: Any, offset: int) -> int:
         # So little is the mark in the lock file.
         if len(data) <= 20:
             return write(handle, data, offset)

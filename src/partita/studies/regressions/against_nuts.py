@@ -84,8 +84,10 @@ def section(title: str, name: str, X: np.ndarray, y: np.ndarray, settings: dict)
         "| weight | NUTS mean | PVI full | PVI mean-field | NUTS sd | PVI full | PVI mean-field |",
         "|---|---|---|---|---|---|---|",
     ]
-    columns = (draws.mean(0), full.posterior.location, diagonal.posterior.location)
-    columns += (draws.std(0), full.posterior.scale, diagonal.posterior.scale)
+    columns = (
+        *(draws.mean(0), full.posterior.location, diagonal.posterior.location),
+        *(draws.std(0), full.posterior.scale, diagonal.posterior.scale),
+    )
     for number, values in enumerate(zip(*columns, strict=True)):
         lines.append(f"| {number} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
     gap = np.max(np.abs(full.posterior.location - draws.mean(0)) / draws.std(0))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class Problem:
     data: dict[str, np.ndarray]
     by: str | None = None
     local: dict[str, str] = field(default_factory=dict)
-    posterior: str = "full"
+    posterior: Literal["full", "mean-field"] = "full"
     sites: int = 5
     rounds: int = 60
     # A run begins this far from the prior's mean, at random: units of a network have to differ.
@@ -213,7 +213,8 @@ def fit_parts(problem: Problem) -> tuple[pt.Result, float]:
     shards, start = part_rows(problem), None
     model = pt.from_numpyro(problem.program, tuple(problem.data), problem.posterior, problem.local or None)
     if problem.shake:
-        size = model.sized(shards[0]).layout.size
+        layout: Any = model.sized(shards[0]).layout
+        size = layout.size
         place = problem.shake * np.random.default_rng(0).normal(size=size)
         start = pt.families.Gaussian.from_moments(place, 0.01 * np.eye(size))
     schedule = pt.schedules.Synchronous(problem.rounds, settled=1e-6)

@@ -192,7 +192,7 @@ def exact_grouped(problem: Problem, points: int = 81) -> Reference:
 
     box = np.array([[-8.0, 2.0], [-8.0, 2.0]])
     for _ in range(3):
-        axes = [np.linspace(*side, points) for side in box]
+        axes = [np.linspace(low, high, points) for low, high in box]
         found = [[given(a, b) for b in axes[1]] for a in axes[0]]
         logs = np.array([[one[0] for one in row] for row in found])
         steps = [axis[1] - axis[0] for axis in axes]

@@ -202,7 +202,7 @@ def section(question: Question, python: str | None) -> str:
     gaps, ratios = [], []
     for name, row in rows.items():
         value, error = _matching(theirs, name)
-        more = _matching(bambi, name) if bambi else ()
+        more: tuple[float, ...] = _matching(bambi, name) if bambi else ()
         numbers = (row["mean"], row["sd"], value, error, *more)
         lines.append(f"| {name} | " + " | ".join(f"{number:.4g}" for number in numbers) + " |")
         best = more if bambi else (value, error)
