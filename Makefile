@@ -50,18 +50,16 @@ engines: .venv/engines.stamp
 	$(BIN)/python -m pytest -m engines
 
 soak: .venv/dev.stamp
-	$(BIN)/python -m experiments.kill_and_resume
-	$(BIN)/python -m experiments.failpoints
-	$(BIN)/python -m experiments.torn_payloads
-	$(BIN)/python -m experiments.soak
+	$(BIN)/partita study kill-and-resume
+	$(BIN)/partita study failpoints
+	$(BIN)/partita study torn-payloads
+	$(BIN)/partita study soak
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 	FAULTS_STEPS=10000 $(BIN)/python -m pytest tests/test_faults.py -k test_01
-	$(BIN)/python -m experiments.estimator_checks
+	$(BIN)/partita study estimator-checks
 
 picture: .venv/dev.stamp
-	$(BIN)/python -m experiments.demo_picture
-	$(BIN)/python -m experiments.streaming_picture
-	$(BIN)/python -m experiments.methods_picture
+	$(BIN)/partita study pictures
 
 # The newest versions that the ranges allow, in an environment of its own; then the hashes of all their files.
 lock: .venv-release/stamp

@@ -7,7 +7,7 @@ import typer
 
 from partita.cli import paper
 from partita.cli.options import keep_programs, study_command
-from partita.studies.registry import STUDIES
+from partita.studies.registry import describe_studies
 
 studies = typer.Typer(help="Studies by name: the paper's, comparisons, faults.", invoke_without_command=True)
 Kills = Annotated[int, typer.Argument(min=1, help="How many kills.")]
@@ -17,12 +17,9 @@ Page = Annotated[Path | None, typer.Option(help="The page to write; one in docs/
 
 @studies.callback()
 def list_studies(context: typer.Context) -> None:
-    """Every study by name: what it is and how long it takes; `partita study NAME --help` has its options."""
-    from partita.report.terminal import print_table
-
+    """Run a study by its name; without one, say what there is and how long it takes."""
     if context.invoked_subcommand is None:
-        rows = [{"study": one.name, "takes": one.takes, "needs": one.needs, "what it is": one.words} for one in STUDIES]
-        print_table("partita study NAME", rows)
+        typer.echo(describe_studies())
 
 
 for name, function in {

@@ -16,31 +16,33 @@ class Study:
     needs: str = ""
 
 
+# The runner estimates how long a whole study takes before it begins.
+PAPER = "under 3 minutes with --quick; else it says before it begins"
 MNIST = "MNIST, unless --quick"
 TABLES = "NumPyro and the tables of docs/results.md"
 STUDIES = (
     Study(
         "federated", "Bayesian networks on MNIST over ten sites: global VI, committee machines and PVI, six ways.",
-        "paper.federated", "hours; 3 minutes with --quick", MNIST,
+        "paper.federated", PAPER, MNIST,
     ),
     Study(
         "sngd",
         "Global VI on MNIST: Adam, stochastic natural gradients, and natural gradients with momentum and curvature.",
-        "paper.sngd", "an hour; 3 minutes with --quick", MNIST,
+        "paper.sngd", PAPER, MNIST,
     ),
     Study(
         "vcl", "Continual learning on permuted and split MNIST: one pass of PVI, with and without coresets.",
-        "paper.vcl", "an hour; 3 minutes with --quick", MNIST,
+        "paper.vcl", PAPER, MNIST,
     ),
     Study(
         "banana",
         "Classify two crescents from a stream, with points or distributions for hyperparameters, and with NUTS.",
-        "paper.banana", "an hour; 3 minutes with --quick", "the banana data, unless --quick; NumPyro",
+        "paper.banana", PAPER, "the banana data, unless --quick; NumPyro",
     ),
     Study(
         "robot-arm",
         "Torques of a robot arm from a stream sorted by a joint's position: private and shared points, limited memory.",
-        "paper.robot_arm", "hours; 3 minutes with --quick", "the Barrett WAM data, unless --quick",
+        "paper.robot_arm", PAPER, "the Barrett WAM data, unless --quick",
     ),
     Study(
         "streaming-1d", "A function of one input learnt batch after batch, as a sequence of pictures.",
@@ -60,7 +62,7 @@ STUDIES = (
     ),
     Study(
         "numpyro-models", "NumPyro models without pooling, beside NUTS on all data at once; writes their page.",
-        "regressions.numpyro_models", "half an hour", TABLES,
+        "regressions.numpyro_models", "minutes", TABLES,
     ),
     Study(
         "silo-statistics", "Formulas across silos beside statsmodels and bambi on pooled data; writes their page.",
@@ -96,6 +98,15 @@ STUDIES = (
         "pictures.drawing", "a minute", "Matplotlib, of the dev extra",
     ),
 )  # fmt: skip
+
+
+def describe_studies() -> str:
+    """All studies in words, two lines each."""
+    lines = []
+    for study in STUDIES:
+        needs = f" Needs {study.needs}." if study.needs else ""
+        lines += [f"{study.name}: {study.words}", f"    Takes {study.takes}.{needs}"]
+    return "\n".join(lines)
 
 
 def find_study(name: str) -> Study:
