@@ -23,7 +23,7 @@ from partita.report.regression import described, write_regression
 from partita.run import fit
 from partita.telemetry import Callback, Every, Row
 
-# Called with the name of a fit and labels for its events, gives those who listen.
+# A watch is called with the name of a fit and labels for its events, and gives those who listen.
 Watch = Callable[[str, Row], Sequence[Callback]]
 
 
@@ -40,7 +40,7 @@ class ModelRun:
     design: Row | None
     features: Sequence[str]
 
-    def fit(self, resume: bool, watch: Watch, quiet: bool = False) -> Row | None:
+    def fit(self, resume: bool, watch: Watch) -> Row | None:
         """Fit, and keep result and measures; there is nothing more to show than the run itself."""
         model: Any = self.model
         schedule = self.config.schedule
@@ -70,14 +70,18 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class RegressionRun:
-    """A formula on one table per site, and the formulas that it is compared with, ready to be fitted into a folder."""
+    """A formula on one table per site, and the formulas that it is compared with, ready to be fitted into a folder.
+
+    With `quiet`, nobody is told what looks wrong in the tables.
+    """
 
     config: Config
     folder: Path
     sites: dict[str, Any]
     formulas: Sequence[str]
+    quiet: bool
 
-    def fit(self, resume: bool, watch: Watch, quiet: bool = False) -> Row | None:
+    def fit(self, resume: bool, watch: Watch) -> Row | None:
         """Fit all formulas and keep what they say, which is what is shown."""
         wanted = self.config.regression
         assert wanted is not None
@@ -97,7 +101,7 @@ class RegressionRun:
                 run_dir=place,
                 resume=resume,
                 callbacks=watch(formula, {"formula": formula}),
-                quiet=quiet or number > 0,
+                quiet=self.quiet or number > 0,
             )
             fitted.save(place / "result.safetensors")
             found.append(fitted)
@@ -106,11 +110,11 @@ class RegressionRun:
         return row
 
 
-def prepare_run(path: Path, settings: Sequence[str], folder: Path) -> ModelRun | RegressionRun:
+def prepare_run(path: Path, settings: Sequence[str], folder: Path, quiet: bool = False) -> ModelRun | RegressionRun:
     """Read a configuration file and the data that it names, and check both."""
     config = read_config(path, settings)
     if config.regression is not None:
-        return _prepare_regression(config, path, folder)
+        return _prepare_regression(config, path, folder, quiet)
     (X, y), test, design = load_data(config, path.parent)
     model = build_model(config, X, y)
     parts = config.partition
@@ -118,7 +122,7 @@ def prepare_run(path: Path, settings: Sequence[str], folder: Path) -> ModelRun |
     return ModelRun(path.stem, config, folder, model, shards, test, design, feature_names(config, path.parent))
 
 
-def _prepare_regression(config: Config, path: Path, folder: Path) -> RegressionRun:
+def _prepare_regression(config: Config, path: Path, folder: Path, quiet: bool) -> RegressionRun:
     wanted = config.regression
     assert wanted is not None
     sites = read_sites(config.data.sites, path.parent)
@@ -127,7 +131,7 @@ def _prepare_regression(config: Config, path: Path, folder: Path) -> RegressionR
     check_comparable(
         formulas, sites, family=wanted.family, held_out=wanted.held_out, weights=wanted.weights, seed=config.seed
     )
-    return RegressionRun(config, folder, sites, formulas)
+    return RegressionRun(config, folder, sites, formulas, quiet)
 
 
 def follow_run(folder: Path) -> Follower:

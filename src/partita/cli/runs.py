@@ -61,9 +61,9 @@ def run(
 
     keep_programs()
     folder = out or Path("runs") / config.stem
-    prepared = prepare_run(config, settings or (), folder)
+    prepared = prepare_run(config, settings or (), folder, quiet or json)
     with suppress_interrupt(explain_resuming(config, folder, settings or ())) as look:
-        row = prepared.fit(resume, listen(json, quiet, look), quiet or json)
+        row = prepared.fit(resume, listen(json, quiet, look))
     if row is not None and json:
         typer.echo(to_json({"event": "regression", **row}))
     elif row is not None:

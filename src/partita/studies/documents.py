@@ -19,7 +19,7 @@ def check_place(path: Path | None) -> None:
 
 
 def choose(makers: Sequence[Callable[[], Any]], names: Sequence[str]) -> list[Callable[[], Any]]:
-    """Those functions that are named, or all of them without names."""
+    """The functions that are named, or all of them without names."""
     for name in names:
         check_one_of("", [maker.__name__ for maker in makers], name=name)
     return [maker for maker in makers if not names or maker.__name__ in names]

@@ -22,7 +22,7 @@ def relative_error(value: np.ndarray, reference: np.ndarray) -> float:
     return float(np.max(np.abs(value - reference)) / np.max(np.abs(reference)))
 
 
-def conjugate(say: Say) -> None:
+def measure_conjugate(say: Say) -> None:
     generator = np.random.default_rng(0)
     X = generator.normal(size=(300, 4))
     y = X @ np.array([1.0, -2.0, 0.5, 0.0]) + 0.7 * generator.normal(size=300)
@@ -46,7 +46,7 @@ def local_free_energies(result: pt.Result) -> float:
     return float(sum(value - result.posterior.expected_log(factor) for factor, value in pairs) - gap)
 
 
-def logistic(say: Say) -> None:
+def measure_logistic(say: Say) -> None:
     X, y = pt.datasets.load("breast-cancer")
     data = pt.datasets.standardised(X), y
     model = pt.models.LogisticRegression(features=30, intercept=False)
@@ -66,10 +66,10 @@ def logistic(say: Say) -> None:
         covariance = relative_error(q.covariance, best.covariance)
         gap = abs(local_free_energies(result) - result.log_evidence)
         say(f"  {name}: location {location:.1e}, covariance {covariance:.1e}, sum of local - global {gap:.1e}")
-    dynamics(say, model, data, singles)
+    measure_dynamics(say, model, data, singles)
 
 
-def dynamics(say: Say, model: pt.models.LogisticRegression, data: tuple, singles: list) -> None:
+def measure_dynamics(say: Say, model: pt.models.LogisticRegression, data: tuple, singles: list) -> None:
     def trace(shards: list) -> list:
         posteriors: list = []
         schedule = pt.schedules.Synchronous(rounds=12)
@@ -85,7 +85,7 @@ def dynamics(say: Say, model: pt.models.LogisticRegression, data: tuple, singles
         say(f"  parallel dynamics, {name} against one site: at most {max(gaps):.1e} in 12 iterations")
 
 
-def undamped(say: Say) -> None:
+def measure_undamped(say: Say) -> None:
     X, y = pt.datasets.load("breast-cancer")
     shards = pt.datasets.split((pt.datasets.standardised(X), 3 * y), sites=10, how="by-label")
     say("undamped synchronous updates, 10 by-label sites, 30 rounds of 30 local steps")
@@ -107,7 +107,7 @@ def undamped(say: Say) -> None:
             say(f"  {name}, {posterior}: proper {all(proper)}, cavities {cavities}, {damped} of 30 rounds damped")
 
 
-def imports(say: Say) -> None:
+def measure_imports(say: Say) -> None:
     for program in ("import partita", "import partita; partita.fit, partita.models, partita.solvers"):
         times = []
         for _ in range(5):
@@ -118,7 +118,7 @@ def imports(say: Say) -> None:
 
 
 def measure_promises(say: Say) -> None:
-    conjugate(say)
-    logistic(say)
-    undamped(say)
-    imports(say)
+    measure_conjugate(say)
+    measure_logistic(say)
+    measure_undamped(say)
+    measure_imports(say)

@@ -55,7 +55,7 @@ def spread(values: Sequence[float], scale: float = 1.0) -> str:
 
 
 def messages_to(rows: Sequence[Row], setting: str, method: str, error: float) -> list[int]:
-    """For every seed that gets there: how many messages until the test error is at most this."""
+    """How many messages it takes until the test error is at most this, for every seed that gets there."""
     counts = {}
     for row in rows:
         here = row["setting"] == setting and row["method"] == method

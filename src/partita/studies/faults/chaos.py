@@ -15,7 +15,7 @@ from partita.models import prior_of
 
 @dataclass
 class Chaos(InProcess):
-    """All in one process, through the same bytes as on a wire, with chances from 0 to 1 of each fault.
+    """An engine in one process, through the same bytes as on a wire, with chances from 0 to 1 of each fault.
 
     Args:
         loss: an update does not arrive, and its task is sent again.

@@ -34,7 +34,7 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
     """Run a server, or go on with one, with short writes, until it reaches a place for the n-th time and dies."""
     left, chance, write = [hits], random.Random(seed), os.pwrite
 
-    def reached(where: str) -> None:
+    def reach(where: str) -> None:
         left[0] -= where == place
         if where == place and left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -44,10 +44,10 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
         if len(data) <= 20:
             return write(handle, data, offset)
         written = write(handle, data[: chance.randint(1, len(data))], offset)
-        reached(TORN)
+        reach(TORN)
         return written
 
-    storage.failpoint = reached
+    storage.failpoint = reach
     os.pwrite = write_less
     cache_compilation(cache)
     generator = np.random.default_rng(0)

@@ -322,7 +322,7 @@ def take(data: Any, index: Any) -> Any:
 
 
 def whole(data: Any) -> list[Any]:
-    """All data at one site: global inference."""
+    """One site with all data: global inference."""
     return [data]
 
 

@@ -17,7 +17,7 @@ Data = tuple[np.ndarray, np.ndarray]
 def learn_batches(
     model: Any, batches: Sequence[Data], learn: Callable[[Any, Data], Any]
 ) -> Iterator[tuple[Row, Any, Data]]:
-    """After every batch: its round and the seconds that learning took so far, the model, and the batch."""
+    """Yield after every batch its round and the seconds that learning took so far, the model, and the batch."""
     seconds = 0.0
     for number, batch in enumerate(batches):
         began = time.perf_counter()

@@ -157,7 +157,7 @@ def _median(weights: np.ndarray, points: np.ndarray) -> float:
 
 
 def _quantiles(weights: np.ndarray, means: np.ndarray, sds: np.ndarray, level: float = 0.95) -> list[float]:
-    """Where a mixture of normals has so much below."""
+    """The ends of an interval that holds so much of a mixture of normals, and as much below as above."""
     kept = weights > 1e-12
     weights, means, sds = weights[kept], means[kept], sds[kept]
     low, high = np.min(means - 9 * sds), np.max(means + 9 * sds)

@@ -98,16 +98,16 @@ def sample(problem: Problem, chains: int = CHAINS, draws: int = DRAWS, error: fl
         mode, L = whiten(density, start)
         log_scale = float(np.linalg.slogdet(L)[1])
 
-        def whitened(u: Any) -> Any:
+        def white_density(u: Any) -> Any:
             return density(mode + L @ u) + log_scale
 
         def is_precise(u: np.ndarray) -> bool:
             return not _worst_error(_to_data(problem, u, mode, L)) > error
 
         plan = Plan(WARM_UP, draws, chains, seed=1, accept=0.9, dense=True)
-        u = sample_until(lambda u: -whitened(u), plan, size, is_precise, MOST)
+        u = sample_until(lambda u: -white_density(u), plan, size, is_precise, MOST)
         beta = _to_data(problem, u, mode, L)
-        evidence, evidence_error = bridge(jax.jit(jax.vmap(whitened)), u)
+        evidence, evidence_error = bridge(jax.jit(jax.vmap(white_density)), u)
     flat = beta.reshape(-1, beta.shape[-1])
     return Reference(
         flat.mean(axis=0), flat.std(axis=0), problem.evidence(evidence), _worst_error(beta), evidence_error,

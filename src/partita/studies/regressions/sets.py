@@ -102,7 +102,7 @@ def _plain_names(table: Table) -> Table:
 
 
 def shuffle(load: Callable[[], Table], rows: int = LARGEST) -> Callable[[], Table]:
-    """At most so many rows, drawn at random but always the same."""
+    """A loader of at most so many rows of a table, drawn at random but always the same."""
     return lambda: load().sample(frac=1.0, random_state=1).head(rows)
 
 

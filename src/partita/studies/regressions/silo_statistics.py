@@ -88,47 +88,47 @@ def contraception() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6)
     formula = "use ~ age + I(age**2) + urban + livch"
 
-    def pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> dict:
         known = table.assign(use=(table.use == "Y") * 1)
         return logistic_coefficients(formula, known)
 
     words = "Contraception: 1,934 women, six sites"
     other = ("use ~ age + urban + livch", "use ~ age + I(age**2) + urban")
-    return Question(words, table, "region", formula, "bernoulli", pooled, "statsmodels GLM", compare=other)
+    return Question(words, table, "region", formula, "bernoulli", fit_pooled, "statsmodels GLM", compare=other)
 
 
 def contraception_by_district() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6, age=lambda t: t.age / 10)
     formula = "use ~ age + I(age**2) + urban + livch + (1|district)"
 
-    def pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> dict:
         known = table.assign(use=(table.use == "Y") * 1)
         return grouped_coefficients("BinomialBayesMixedGLM", "use ~ age + I(age**2) + urban + livch", "district", known)
 
     words = "Contraception with an intercept for each of 60 districts, which stay at their site (age in tens of years)"
-    return Question(words, table, "region", formula, "bernoulli", pooled, "statsmodels mean-field VB", "district")
+    return Question(words, table, "region", formula, "bernoulli", fit_pooled, "statsmodels mean-field VB", "district")
 
 
 def epil() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
     formula = "y ~ lbase * trt + lage + V4 + (1|subject)"
 
-    def pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> dict:
         return grouped_coefficients("PoissonBayesMixedGLM", "y ~ lbase * trt + lage + V4", "subject", table)
 
     words = "epil: seizures of 59 people at six clinics, an intercept for everyone"
-    return Question(words, table, "clinic", formula, "poisson", pooled, "statsmodels mean-field VB", "subject")
+    return Question(words, table, "clinic", formula, "poisson", fit_pooled, "statsmodels mean-field VB", "subject")
 
 
 def epil_overdispersed() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
     formula = "y ~ lbase * trt + lage + V4"
 
-    def pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> dict:
         return coefficients(import_statsmodels()[1].negativebinomial(formula, table).fit(disp=0))
 
     words = "epil: a negative binomial instead"
-    return Question(words, table, "clinic", formula, "negative binomial", pooled, "statsmodels NegativeBinomial")
+    return Question(words, table, "clinic", formula, "negative binomial", fit_pooled, "statsmodels NegativeBinomial")
 
 
 def school() -> Question:
@@ -140,14 +140,14 @@ def school() -> Question:
     table = import_pandas().concat(parts).assign(place=lambda t: t.school)
     formula = "score ~ year2 + year3 + meals + verbal1 + girl + (1|school)"
 
-    def pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> dict:
         fitted = import_statsmodels()[1].mixedlm(formula.replace(" + (1|school)", ""), table, groups=table.school).fit()
         found = {name: pair for name, pair in coefficients(fitted).items() if "Var" not in name}
         spread = float(np.sqrt(fitted.cov_re.iloc[0, 0]))
         return found | {"sd of school": (spread, np.nan), "noise": (float(np.sqrt(fitted.scale)), np.nan)}
 
     words = "school: 15,362 pupils at 139 schools, each a site, with an intercept each"
-    return Question(words, table, "place", formula, "gaussian", pooled, "statsmodels MixedLM")
+    return Question(words, table, "place", formula, "gaussian", fit_pooled, "statsmodels MixedLM")
 
 
 def adult() -> Question:
@@ -157,11 +157,11 @@ def adult() -> Question:
     table = table.assign(place=few, income=(table.income == ">50K") * 1)
     formula = "income ~ age + years + hours + sex + marital + occupation + race"
 
-    def pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> dict:
         return logistic_coefficients(formula, table)
 
     words = "adult: 30,162 people by country, five sites; two occupations and some races are not everywhere"
-    return Question(words, table, "place", formula, "bernoulli", pooled, "statsmodels GLM")
+    return Question(words, table, "place", formula, "bernoulli", fit_pooled, "statsmodels GLM")
 
 
 QUESTIONS = (contraception, contraception_by_district, epil, epil_overdispersed, school, adult)
