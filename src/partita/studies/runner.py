@@ -48,7 +48,7 @@ class Watch(AbstractContextManager):
     """Who is told how a study goes on."""
 
     def plan(self, cells: int, finished: int, seconds: float) -> None:
-        """Hear, before anything runs, how many cells there are, how many finished earlier, and how long the rest may take."""
+        """Hear before anything runs how many cells there are, how many are finished, and how long the rest may take."""
 
     def begin(self, cell: Cell) -> None: ...
 
