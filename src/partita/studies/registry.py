@@ -66,7 +66,7 @@ STUDIES = (
     ),
     Study(
         "silo-statistics", "Formulas across silos beside statsmodels and bambi on pooled data; writes their page.",
-        "regressions.silo_statistics", "minutes; half an hour with --bambi", "the dev extra; files of docs/results.md",
+        "regressions.silo_statistics", "minutes; longer with --bambi", "the dev extra; files of docs/results.md",
     ),
     Study(
         "kill-and-resume", "Kill a run at random moments, resume it, and compare it with one that was never killed.",
@@ -84,10 +84,10 @@ STUDIES = (
         "soak", "Runs with fifty sites that come and go, lost and doubled messages, and a server that is resumed.",
         "faults.soak", "ten minutes",
     ),
-    Study("promises", "The figures behind the README's promises, one line each.", "promises", "a minute"),
+    Study("promises", "The figures behind the README's promises, one line each.", "promises", "two minutes"),
     Study(
         "heterogeneous", "What was tried for sites that differ, beside what fit does: one class per site.",
-        "heterogeneous", "an hour",
+        "heterogeneous", "minutes",
     ),
     Study(
         "estimator-checks", "All of scikit-learn's checks on the estimators as they come.",
@@ -95,7 +95,7 @@ STUDIES = (
     ),
     Study(
         "pictures", "The pictures of the documentation: demo, streaming, methods.",
-        "pictures.drawing", "a minute", "Matplotlib, of the dev extra",
+        "pictures.drawing", "minutes", "Matplotlib, of the dev extra",
     ),
 )  # fmt: skip
 
