@@ -221,7 +221,9 @@ class Progress:
                 self.say(self._words)
 
     def __call__(self, event: Event) -> None:
-        energy = "" if event.free_energy is None else f"free energy {event.free_energy:.2f}"
+        # In the first round it is of the prior, which is as far from the data as it is wide.
+        is_learnt = event.free_energy is not None and event.round > 1
+        energy = f"free energy {event.free_energy:.2f}" if is_learnt else ""
         rounds = event.total * event.round / event.version
         words, total = f"round {int(event.round)} of {rounds:.0f}", event.total
         if event.settled:
