@@ -1,13 +1,12 @@
 """Regressions by their log evidence: which of them can be compared, and why others cannot."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from partita.errors import InputError
-from partita.formulas.design import Counts, Design, Rows
+from partita.formulas.design import Counts, Design
 from partita.formulas.regression import Regression
 
 
@@ -17,15 +16,6 @@ class Observed(NamedTuple):
     design: Design
     counts: Mapping[str, Counts]
     digest: str
-
-
-def digest_of(sites: Mapping[str, Rows]) -> str:
-    """What was observed, and where, whatever the order of sites."""
-    digest = hashlib.sha256()
-    for name, rows in sorted(sites.items()):
-        digest.update(f"{name}:{len(rows.y)}:".encode())
-        digest.update(np.ascontiguousarray(rows.y, "<f8").tobytes())
-    return digest.hexdigest()
 
 
 def check_same(first: Observed, other: Observed) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.collinearity import describe_idle, find_idle
 from partita.errors import InputError, reason
 from partita.formulas.advice import alike, unlikely_levels, warnings_of
 from partita.formulas.language import Parsed, parse
@@ -40,7 +41,7 @@ class Design:
     """What all sites agree on before they fit: columns, their levels and units, and how the formula reads them.
 
     Sites have told which levels their columns have, how many rows and groups there are, and means of columns and of
-    squares around them.
+    squares and products around them.
     """
 
     formula: str
@@ -143,6 +144,9 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         # Lines go through zero: sizes are distances from there.
         deviation, target_deviation = np.hypot(mean, deviation), np.hypot(target_mean, target_deviation)
     is_gaussian = family == "gaussian"
+    advice += _advise_on_groups(parsed.group, frames)
+    advice += describe_idle(find_idle([rows.X for rows in parts.values()], intercept), found)
+    advice += _advise_on_rows(family, len(found) + intercept, parts, is_explained=bool(advice))
     design = Design(
         formula,
         family,
@@ -157,7 +161,7 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         target_centre=float(target_mean[0]) if is_gaussian and intercept else 0.0,
         target_unit=float(_unit(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
         mean_count=float(target_mean[0]) if family in COUNTS else None,
-        advice=(*advice, *_advise_on_groups(parsed.group, frames)),
+        advice=tuple(advice),
     )
     return design, parts
 
@@ -182,6 +186,25 @@ def _advise_on_groups(group: str | None, frames: Mapping[str, Any]) -> list[str]
         for site, number in numbers.items()
         if number
     ]
+
+
+def _advise_on_rows(family: str, coefficients: int, parts: Mapping[str, Rows], is_explained: bool) -> list[str]:
+    """Where rows are too few or too much alike, so that the prior tells what data leave open."""
+    rows = sum(len(part.y) for part in parts.values())
+    groups = sum(part.counts.groups or 0 for part in parts.values())
+    found = []
+    if coefficients > rows and not is_explained:
+        found.append(
+            f"there are {coefficients} coefficients for {rows} rows: what data leave open, the prior tells; use fewer "
+            "columns"
+        )
+    if find_idle([part.y[:, None] for part in parts.values()]).flat:
+        found.append("the target is the same in all rows: there is nothing to explain")
+    if groups == 1:
+        found.append("there is one group only: its intercept is not told from the formula's; leave (1 | group) out")
+    elif groups == rows and family in ("gaussian", "bernoulli"):
+        found.append("every row is a group of its own: its intercept is not told from noise; leave (1 | group) out")
+    return found
 
 
 def specified(parsed: Parsed, columns: Mapping[str, Column]) -> Any:

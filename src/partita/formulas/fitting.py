@@ -1,5 +1,6 @@
 """Regressions across silos: a formula, a family, one table per site, and a posterior without pooling."""
 
+import hashlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from partita.engines import Engine
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.weights_and_noise import DEGREES
-from partita.formulas.comparison import Observed, check_same, digest_of
+from partita.formulas.comparison import Observed, check_same
 from partita.formulas.design import FAMILIES as FAMILIES
 from partita.formulas.design import Design, Rows, as_family, designed
 from partita.formulas.naming import named_result, sites_named, write_names
@@ -77,7 +78,8 @@ def regress(
             how far the fit is. What looks wrong in the tables is a warning in any case.
 
     A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
-    levels their columns have, how many rows and groups there are, and means of columns and of squares around them.
+    levels their columns have, how many rows and groups there are, and means of columns and of squares and products
+    around them.
     """
     for module, package in (("formulaic", "formulaic"), ("polars", "polars"), ("numpyro", "NumPyro")):
         import_extra(module, package, "formulas")
@@ -109,7 +111,7 @@ def regress(
                 seed=seed,
                 callbacks=callbacks,
             )
-    counts, digest = {site: rows.counts for site, rows in fitted.items()}, digest_of(fitted)
+    counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
     result = replace(named_result(result, names), design=pack_design(design, counts, digest))
     return Regression(design, result, fitted, spare, digest, counts)
 
@@ -145,7 +147,7 @@ def check_comparable(
     observed = []
     for formula in formulas:
         design, fitted, _ = _read(formula, frames, family, held_out, seed)
-        observed.append(Observed(design, {site: rows.counts for site, rows in fitted.items()}, digest_of(fitted)))
+        observed.append(Observed(design, {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)))
         check_same(observed[0], observed[-1])
 
 
@@ -231,3 +233,12 @@ def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, no
             numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(f), size), obs=y)
 
     return program
+
+
+def _digest(sites: Mapping[str, Rows]) -> str:
+    """What was observed, and where, whatever the order of sites."""
+    digest = hashlib.sha256()
+    for name, rows in sorted(sites.items()):
+        digest.update(f"{name}:{len(rows.y)}:".encode())
+        digest.update(np.ascontiguousarray(rows.y, "<f8").tobytes())
+    return digest.hexdigest()
