@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import partita as pt
 from partita import telemetry
 from partita.cli import app, followed
-from partita.errors import InputError, NotFinite, RunMismatch, ShardError
+from partita.errors import InputError, RunMismatch
 from partita.formulas.advice import alike, unlikely_levels
 from partita.formulas.design import as_family, designed
-from partita.formulas.naming import name_sites, read_names
+from partita.storage import read_names
 
 
 def table(rows=90):
@@ -163,35 +163,16 @@ def test_the_family_of_another_package_gets_a_suggestion():
         as_family(sm.families.Binomial())
 
 
-def test_errors_of_a_run_call_sites_by_name(monkeypatch):
-    def fail(*_, **__):
-        raise ShardError(1, "y", "expected something else")
+def test_a_run_knows_what_sites_are_called(monkeypatch):
+    real, given = pt.fit, []
 
-    monkeypatch.setattr("partita.formulas.fitting.fit", fail)
-    with pytest.raises(ShardError, match="^site south: y: expected something else$"):
-        pt.regress("y ~ x", sites())
+    def watched(*arguments, **settings):
+        given.append(settings["names"])
+        return real(*arguments, **settings)
 
-    def fail_late(*_, **__):
-        raise NotFinite("site 0: its log likelihood is nan under the posterior")
-
-    monkeypatch.setattr("partita.formulas.fitting.fit", fail_late)
-    with pytest.raises(NotFinite, match="^site north: its log likelihood"):
-        pt.regress("y ~ x", sites())
-    assert name_sites("site 12 and site 1", ["a", "b"]) == "site 12 and site b"
-
-
-def test_problems_in_a_history_call_sites_by_name(monkeypatch):
-    real = pt.fit
-
-    def troubled(*arguments, **settings):
-        result = real(*arguments, **settings)
-        result.history[-1]["problem"] = "site 1: solver stopped"
-        return result
-
-    monkeypatch.setattr("partita.formulas.fitting.fit", troubled)
-    with pytest.warns(RuntimeWarning, match="the last round had a problem: site south: solver stopped"):
-        found = pt.regress("y ~ x", sites())
-    assert found.result.history[-1]["problem"] == "site south: solver stopped"
+    monkeypatch.setattr("partita.formulas.fitting.fit", watched)
+    pt.regress("y ~ x", sites(), quiet=True)
+    assert given == [["north", "south"]]
 
 
 def test_who_watches_a_run_sees_names(tmp_path):

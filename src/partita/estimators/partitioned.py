@@ -117,6 +117,7 @@ class _Partitioned(BaseEstimator):
             damping=self.damping,
             hyper=self._hyper(),
             factors=factors,
+            names=[str(part.name) for part in self._parts],
             seed=self._seed,
             callbacks=self._callbacks,
         )

@@ -18,7 +18,6 @@ from partita.families.weights_and_noise import DEGREES
 from partita.formulas.comparison import Observed, check_same
 from partita.formulas.design import FAMILIES as FAMILIES
 from partita.formulas.design import Design, Rows, as_family, designed
-from partita.formulas.naming import named_result, sites_named, write_names
 from partita.formulas.regression import Regression, site_random
 from partita.formulas.saving import pack_design
 from partita.formulas.tables import read_sites, repeat_rows
@@ -96,23 +95,21 @@ def regress(
         if isinstance(model, NumPyroModel):
             model = model.sized(shards[0])
         names = list(fitted)
-        if run_dir is not None:
-            write_names(run_dir, names)
-        with sites_named(names):
-            result = fit(
-                model,
-                shards,
-                schedule=Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule,
-                damping=damping,
-                engine=engine,
-                start=_start(design, model),
-                run_dir=run_dir,
-                resume=resume,
-                seed=seed,
-                callbacks=callbacks,
-            )
+        result = fit(
+            model,
+            shards,
+            schedule=Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule,
+            damping=damping,
+            engine=engine,
+            start=_start(design, model),
+            names=names,
+            run_dir=run_dir,
+            resume=resume,
+            seed=seed,
+            callbacks=callbacks,
+        )
     counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
-    result = replace(named_result(result, names), design=pack_design(design, counts, digest))
+    result = replace(result, design=pack_design(design, counts, digest))
     return Regression(design, result, fitted, spare, digest, counts)
 
 
