@@ -34,6 +34,8 @@ ALSO_CALLED = {
 }
 # A dense posterior cannot have more; and how many rows are evaluated once more, without the others.
 MOST_COLUMNS, ROWS_ALONE = 10_000, 20
+# The largest number of a column whose squares, summed, still have some digits.
+SMALLEST = 1e-145
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     _number_groups(parts)
     found = [name for name in spec.column_names if name != "Intercept"]
     intercept = "Intercept" in spec.column_names
+    _check_squares(found, [rows.X for rows in parts.values()])
+    _check_squares([target_name(parsed)], [rows.y[:, None] for rows in parts.values()])
     mean, deviation = _moments([rows.X for rows in parts.values()])
     target_mean, target_deviation = _moments([rows.y[:, None] for rows in parts.values()])
     if not intercept:
@@ -258,6 +262,13 @@ def check_size(place: str, what: str, array: np.ndarray) -> None:
             f"{place}: the {what} gives numbers that are not finite, or too large: look for cells that cannot be, "
             "log(0) or 1/0"
         )
+
+
+def _check_squares(names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
+    """That squares do not vanish, or columns would be taken for ones that do not vary."""
+    size = np.max([np.abs(rows).max(axis=0) for rows in arrays], axis=0)
+    for name in np.asarray(names, dtype=object)[(size > 0) & (size < SMALLEST)]:
+        raise InputError(f"column {name!r}: has numbers so small that their squares are zero: give it another unit")
 
 
 @dataclass(frozen=True)
