@@ -250,3 +250,14 @@ def test_numbers_whose_squares_vanish():
     small = pt.regress("y ~ I(x * 1e-140)", sites(), quiet=True).coefficients()[1]
     usual = pt.regress("y ~ x", sites(), quiet=True).coefficients()[1]
     np.testing.assert_allclose(small["mean"] * 1e-140, usual["mean"], rtol=1e-9)
+
+
+def test_progress_and_the_log_evidence_are_in_the_same_units(monkeypatch):
+    """Runs have units of their own: lines of progress ended far from what was found."""
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    stream = io.StringIO()
+    progress = telemetry.Progress("trial", Console(file=stream, width=100))
+    found = pt.regress("y ~ x", sites(y=1000 * TABLE.y), callbacks=[progress], quiet=True)
+    shown = float(stream.getvalue().split("free energy ")[-1])
+    assert abs(shown - found.log_evidence) < 0.01
+    assert progress.offset == 0

@@ -1,6 +1,7 @@
 """Regressions across silos: a formula, a family, one table per site, and a posterior without pooling."""
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from partita.models import (
 )
 from partita.run import fit
 from partita.schedules import Schedule, Synchronous
-from partita.telemetry import Callback, notice, with_progress
+from partita.telemetry import Callback, in_units, notice, with_progress
 
 ROUNDS, SETTLED = 100, 1e-7
 
@@ -95,19 +96,21 @@ def regress(
         if isinstance(model, NumPyroModel):
             model = model.sized(shards[0])
         names = list(fitted)
-        result = fit(
-            model,
-            shards,
-            schedule=Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule,
-            damping=damping,
-            engine=engine,
-            start=_start(design, model),
-            names=names,
-            run_dir=run_dir,
-            resume=resume,
-            seed=seed,
-            callbacks=callbacks,
-        )
+        offset = -sum(len(rows.y) for rows in fitted.values()) * math.log(design.target_unit)
+        with in_units(callbacks, offset):
+            result = fit(
+                model,
+                shards,
+                schedule=Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule,
+                damping=damping,
+                engine=engine,
+                start=_start(design, model),
+                names=names,
+                run_dir=run_dir,
+                resume=resume,
+                seed=seed,
+                callbacks=callbacks,
+            )
     counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
     result = replace(result, design=pack_design(design, counts, digest))
     return Regression(design, result, fitted, spare, digest, counts)
