@@ -514,8 +514,8 @@ def reproduce(
 def followed(folder: Path) -> Any:
     """The run of a folder, with the names of its sites if they have some."""
     from partita.federation.folders import FEDERATION, read_server
-    from partita.formulas.naming import read_names
     from partita.report.follower import Follower
+    from partita.storage import read_names
 
     if not (folder / FEDERATION).is_file():
         return Follower(folder, read_names(folder))

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from partita import schedules
+from partita.collinearity import describe_idle, find_idle
 from partita.columns import Columns, check_columns
 from partita.damping import Damping
 from partita.errors import InputError, RunMismatch
@@ -123,6 +124,7 @@ class _Partitioned(BaseEstimator):
         names, sites = _sites(groups, len(X))
         used = {name: np.flatnonzero((sites == number) & (weights > 0)) for number, name in enumerate(names)}
         rows = {name: part for name, part in used.items() if len(part)}
+        self._warn_of_idle_columns([X[part] for part in rows.values()])
         # Kept for `forget`, and nowhere written: the others refine their factors.
         data = [(X[part], y[part], weights[part]) for part in rows.values()]
         parts = [Part.of(name, *own) for name, own in zip(rows, data, strict=True)]
@@ -147,6 +149,7 @@ class _Partitioned(BaseEstimator):
             damping=self.damping,
             hyper=self._hyper(),
             factors=factors,
+            names=[str(part.name) for part in self._parts],
             seed=self._seed,
             callbacks=self._callbacks,
         )
@@ -269,6 +272,14 @@ class _Partitioned(BaseEstimator):
 
     def _targets(self, y: np.ndarray, units: Units) -> np.ndarray:
         return y
+
+    def _warn_of_idle_columns(self, sites: Sequence[np.ndarray]) -> None:
+        """Where coefficients are what the prior says, whatever the data are; networks have none that are read off."""
+        if self.hidden is not None:
+            return
+        names = [str(name) for name in getattr(self, "feature_names_in_", range(self.n_features_in_))]
+        for words in describe_idle(find_idle(sites), names):
+            warnings.warn(f"X: {words}", stacklevel=3)
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:
         return _in(self._units.inputs, X)
