@@ -16,6 +16,8 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.ledger import scaled
 
+# Falls of fewer nats say nothing: quadrature makes values and gradients disagree by as much near a fixed point.
+NEGLIGIBLE = 1e-6
 # After so many returns in a row, what was better before cannot be had back.
 MOST_RETURNS = 8
 
@@ -140,7 +142,8 @@ class AutoTempering(Tempering):
         if self.smooth is not None and math.isfinite(free_energy):
             free_energy, spread = self.smooth.add(free_energy)
             uncertainty += 2 * spread
-        if self.best is not None and not free_energy >= self.best - uncertainty - 1e-10 * abs(self.best):
+        tolerated = uncertainty + NEGLIGIBLE + 1e-10 * abs(self.best or 0.0)
+        if self.best is not None and not free_energy >= self.best - tolerated:
             self.current = max(self.smallest, self.current * self.settings.shrink)
             self.has_fallen = True
             certain = uncertainty == 0 and self.smooth is None
