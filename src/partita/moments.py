@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partita.fields import number
+
 
 class Affine(NamedTuple):
     """value = mean + scale × standardised value."""
@@ -17,6 +19,17 @@ class Moments:
 
     def __init__(self, count: float = 0.0, mean: Any = 0.0, total: Any = 0.0):
         self.count, self.mean, self.total = count, mean, total
+
+    @classmethod
+    def checked(cls, count: Any, mean: Any, total: Any, size: int | None = None) -> "Moments":
+        """From a file: of so many columns, if that is known."""
+        number(0)(count, "count")
+        mean, total = np.asarray(mean, float), np.asarray(total, float)
+        if mean.shape != total.shape or mean.ndim > 1 or (size is not None and mean.shape != (size,)):
+            raise ValueError(f"means and squares of columns have the shapes {mean.shape} and {total.shape}")
+        if not (np.isfinite(mean).all() and np.isfinite(total).all() and np.all(total >= 0)):
+            raise ValueError("means of columns are not finite, or squares of them negative")
+        return cls(count, mean, total)
 
     def with_rows(self, rows: np.ndarray) -> "Moments":
         count = self.count + len(rows)
