@@ -11,10 +11,9 @@ import math
 import os
 import random
 import sqlite3
-import time
 from contextlib import closing, redirect_stdout, suppress
+from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -26,14 +25,31 @@ import partita as pt
 from partita import storage
 from partita.cli import app, finish
 from partita.config import build_model, load_data, read_config
-from partita.errors import CorruptStorage, InputError, PartitaError
+from partita.datasets import read_columns, split
+from partita.errors import (
+    ConfigError,
+    CorruptStorage,
+    ImproperDensity,
+    InputError,
+    PartitaError,
+    PolicyRefusal,
+    StorageError,
+)
 from partita.federation.consent import Consent
-from partita.federation.folders import new_federation, read_server, read_site
+from partita.federation.folders import held, new_federation, read_server, read_site
+from partita.federation.keys import read_public_key
 from partita.federation.policy import Policy
+from partita.federation.processes import stop
 from partita.federation.recipe import Recipe
 from partita.federation.state import Requests, prometheus, read_state, write_state
-from partita.formulas.tables import read_table
+from partita.foreign import parse_json, parse_toml
+from partita.formulas.fitting import check_comparable
+from partita.formulas.regression import check_level
+from partita.formulas.tables import read_sites, read_table
 from partita.messages import content_digest
+from partita.report.measures import write_measures
+from partita.report.regression import described, write_regression
+from partita.run import prepared
 from partita.schedules import Synchronous
 
 GENERATOR = np.random.default_rng(0)
@@ -48,6 +64,10 @@ VALUES = (
     "x" * 100_000,    [], [[]], [None], [1e308] * 3, ["a"] * 3, [0] * 100_000, {}, {"a": 1}, {"name": []}, *RAW,
 )  # fmt: skip
 DELETED = object()
+
+
+def is_plain(text):
+    return all(character.isprintable() or character == "\n" for character in text)
 
 
 def places(tree, before=()):
@@ -241,7 +261,7 @@ def of_regression(folder, formula="y ~ age + arm", family="bernoulli"):
     def use(path):
         loaded = pt.Regression.load(path)
         text = repr(loaded) + str(loaded)
-        assert all(c.isprintable() or c == "\n" for c in text), text
+        assert is_plain(text), text
         loaded.coefficients(), loaded.spreads(), loaded.contributions(), loaded.counts
         assert np.isfinite(loaded.predict(table)).all()
         assert np.isfinite(loaded.predict_interval(table, draws=10)).all()
@@ -257,7 +277,7 @@ def quietly(function, *arguments):
     out = StringIO()
     with redirect_stdout(out):
         function(*arguments)
-    assert all(c.isprintable() or c == "\n" for c in out.getvalue()), out.getvalue()
+    assert is_plain(out.getvalue()), out.getvalue()
 
 
 class History:
@@ -287,7 +307,6 @@ def of_report(folder):
 
 
 def of_measures(folder):
-    from partita.report.measures import write_measures
 
     result = fit(folder=folder)
     result.save(folder / "result.safetensors")
@@ -296,7 +315,6 @@ def of_measures(folder):
 
 
 def of_regression_notes(folder):
-    from partita.report.regression import described, write_regression
 
     made = pt.regress(
         "y ~ age + arm", frames(), family="bernoulli", schedule=Synchronous(rounds=2), quiet=True, run_dir=folder
@@ -323,8 +341,6 @@ def write_csv(path):
 
 
 def use_config(path):
-    from partita.datasets import split
-    from partita.run import prepared
 
     wanted = read_config(path)
     if wanted.regression is not None:
@@ -371,9 +387,6 @@ def of_formula_config(folder):
     tree = {"data": {"sites": "*.csv"}, "regression": regression, "schedule": {"name": "synchronous", "rounds": 1}}
 
     def use(path):
-        from partita.formulas.fitting import check_comparable
-        from partita.formulas.regression import check_level
-        from partita.formulas.tables import read_sites
 
         wanted = read_config(path)
         if wanted.regression is None:
@@ -418,7 +431,7 @@ def of_federation(folder):
     server = federation(folder)
 
     def use(path):
-        read_server(path.parent).recipe.greeting
+        assert read_server(path.parent).recipe.greeting
 
     return Notes(server / "federation.toml", use, FEDERATION, as_toml)
 
@@ -439,7 +452,7 @@ def command(*words):
     done = CliRunner().invoke(app, [str(word) for word in words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    assert all(c.isprintable() or c == "\n" for c in done.output), done.output
+    assert is_plain(done.output), done.output
 
 
 def of_state(folder):
@@ -517,7 +530,7 @@ def of_message(folder):
         text = path.read_text(errors="surrogatepass")
         Consent(home).check(text, accepts=True)
         (home / "run" / "accepted.json").unlink()
-        Recipe.parsed(text).greeting
+        assert Recipe.parsed(text).greeting
 
     path = folder / "recipe"
     path.write_text(json.dumps(RECIPE))
@@ -531,15 +544,224 @@ READERS = {name.removeprefix("of_"): made for name, made in list(globals().items
 
 def complaint(reader):
     """What is wrong with how a file was read, if something is."""
-    start = time.perf_counter()
     try:
         reader.use(reader.path)
     except PartitaError as error:
-        text = str(error)
-        wrong = "" if all(c.isprintable() or c == "\n" for c in text) else f"shows {text!r}"
+        return "" if is_plain(str(error)) else f"shows {error}"
     except Exception as error:
-        wrong = f"{type(error).__name__}: {str(error)[:300]}"
-    else:
-        wrong = ""
-    seconds = time.perf_counter() - start
-    return wrong or (f"took {seconds:.1f} s" if seconds > 2 else "")
+        return f"{type(error).__name__}: {str(error)[:300]}"
+    return ""
+
+
+# How many of each reader's mutations are tried here; some readers compile programs for what they accept.
+FEW, MANY = 12, 40
+SLOW = ("network", "noise", "regressor", "stream", "stream_of_classes", "grouped_regression", "regression_notes")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_29_every_field_of_every_file_is_read_with_suspicion(tmp_path, name):
+    reader = READERS[name](tmp_path)
+    reader.write(reader.tree)
+    reader.use(reader.path)
+    found = mutations(reader.tree)
+    some = random.Random(name).sample(found, min(len(found), FEW if name in SLOW else MANY))
+    wrong = {}
+    for (place, value), tree in some:
+        reader.write(tree)
+        if words := complaint(reader):
+            wrong[place, repr(value)[:30]] = words
+    assert wrong == {}
+
+
+def not_files(path):
+    """What may stand where a file should be."""
+
+    def sparse():
+        with path.open("wb") as stream:
+            stream.truncate(2 * 10**12)
+
+    return {
+        "nothing": lambda: path.write_bytes(b""),
+        "nul": lambda: path.write_bytes(bytes(64)),
+        "no text": lambda: path.write_bytes(b"\xff\xfe\xc3\x28" * 20),
+        "a folder": path.mkdir,
+        "a pipe": lambda: os.mkfifo(path),
+        "a loop": lambda: path.symlink_to(path.name),
+        "an endless device": lambda: path.symlink_to("/dev/zero"),
+        "terabytes": sparse,
+        "deep": lambda: path.write_bytes(b"[" * 1000),
+        "deeper": lambda: path.write_bytes(b'{"a":' * 100_000),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name not in SLOW])
+def test_29_what_is_no_file_is_told_where_a_file_should_be(tmp_path, name):
+    reader = READERS[name](tmp_path)
+    wrong = {}
+    for what, put in not_files(reader.path).items():
+        reader.path.rmdir() if reader.path.is_dir() else reader.path.unlink(missing_ok=True)
+        put()
+        if words := complaint(reader):
+            wrong[what] = words
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
+def test_29_tables_that_are_none_are_told(tmp_path, name):
+    path = tmp_path / name
+    wrong = {}
+    for what, put in not_files(path).items():
+        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        put()
+        for read in (read_table, lambda path: read_columns(path, needed=["y"])):
+            try:
+                read(path)
+            except InputError as error:
+                assert is_plain(str(error))
+            except BaseException as error:
+                wrong[what] = repr(error)
+            else:
+                wrong[what] = "was read"
+    assert wrong == {}
+
+
+def test_29_a_line_without_end_is_not_taken_into_memory(tmp_path):
+    path = tmp_path / "table.csv"
+    with path.open("wb") as stream:
+        stream.write(b"a,y\n1,2\n")
+        stream.truncate(9 * 10**9)
+    for read in (read_table, lambda path: read_columns(path, needed=["y"])):
+        with pytest.raises(InputError, match="has a line of more than 16000000 bytes"):
+            read(path)
+
+
+TOMLS = {
+    "5,000 digits": ("seed = " + "9" * 5000, "has a number of more than 300 digits"),
+    "400 digits": ("seed = " + "9" * 400, "has a number of more than 300 digits"),
+    "no such day": ("seed = 1979-02-31", "a date that is none"),
+    "a key of many parts": (".".join(["a"] * 100_000) + " = 1", "has a key of 20 parts or more"),
+    "a section of many parts": ("[" + ".".join(['"!"'] * 100_000) + "]", "has a key of 20 parts or more"),
+    "a key without end": ("x" * 900_000 + " = 1", "is not a known key"),
+    "deep": ("seed = " + "[" * 200 + "]" * 200, "is nested too deeply"),
+    "twice": ("seed = 1\nseed = 2", "Cannot overwrite a value"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), TOMLS.values(), ids=TOMLS)
+def test_29_what_takes_a_reader_of_toml_long_or_apart_is_refused(tmp_path, text, words):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_config(path)
+
+
+def test_29_what_people_write_in_toml_is_not_mistaken_for_a_dotted_key():
+    numbers = ", ".join(f"{number}.5" for number in range(1000))
+    text = f"""# e.g. a.b.c, and so on. 1. 2. 3.
+    centre = [{numbers}]
+    words = "a.b.c/../../x.y \\" ." # {"." * 100}
+    a.b."c.d".e = 1
+    """
+    assert parse_toml(text)["a"] == {"b": {"c.d": {"e": 1}}}
+
+
+JSONS = {
+    "digits": ("9" * 301, "a number of 301 digits"),
+    "beyond": ("1e999", "beyond all floats"),
+    "nan": ("NaN", "has NaN, which is no JSON"),
+    "twice": ('{"a": 1, "a": 2}', "two things under one key"),
+    "deep": ("[" * 100 + "]" * 100, "nested too deeply"),
+    "deeper": ("[" * 100_000, "nested too deeply"),
+    "many": ("[" + "0," * 5_000_001 + "0]", "is too long"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), JSONS.values(), ids=JSONS)
+def test_29_what_no_run_writes_is_no_json(text, words):
+    with pytest.raises(ValueError, match=words):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 0.0, "1", True, None, [1.0]])
+def test_29_hyperparameters_that_are_none_are_refused_when_a_result_is_read(tmp_path, value):
+    saved = of_result(tmp_path)
+    saved.write(changed(saved.tree, ("hyper", "prior_scale"), value))
+    with pytest.raises(CorruptStorage):
+        pt.load(saved.path)
+
+
+@pytest.mark.parametrize("column", ["columns", "centre", "unit"])
+def test_29_a_design_of_another_width_is_refused_when_a_result_is_read(tmp_path, column):
+    saved = of_result(tmp_path)
+    saved.write(changed(saved.tree, ("design", column), saved.tree["design"][column] * 2))
+    with pytest.raises(CorruptStorage, match=f"design.{column}: expected a list of 2, got a list of 4"):
+        pt.load(saved.path)
+
+
+@pytest.mark.parametrize("layers", [[2, *[3] * 20_000, 2], [10**8, 10**8], [2, 10**30, 2]])
+def test_29_networks_that_nobody_could_use_are_refused_before_they_are_made(tmp_path, layers):
+    saved = of_network(tmp_path)
+    saved.write(changed(saved.tree, ("model", "layers"), layers))
+    with pytest.raises(PartitaError, match=r"layers: expected at most|prior: expected float32 of shape"):
+        pt.load(saved.path)
+    hidden = {"columns": FEDERATION["columns"], "model": {"name": "network", "hidden": layers[1:-1]}}
+    if len(layers) > 2:
+        with pytest.raises(ConfigError, match="layers: expected at most 100 of them"):
+            _ = Recipe.parsed(json.dumps(hidden)).model
+
+
+@pytest.mark.parametrize("number", [b"-1", b"0", b"x", b"", b"99999999999999999999"])
+def test_28_a_lock_that_names_no_process_ends_none(tmp_path, number, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "kill", lambda *asked: ended.append(asked) or int.to_bytes(asked[0], 4))
+    server = federation(tmp_path)
+    with held(server / "run" / "serve.lock"):
+        (server / "run" / "serve.lock").write_bytes(number)
+        with suppress(PartitaError):
+            stop(server)
+    assert all(process > 1 for process, _ in ended)
+
+
+def test_28_a_planted_lock_is_told(tmp_path):
+    server = federation(tmp_path)
+    (server / "run").mkdir()
+    (server / "run" / "serve.lock").symlink_to("elsewhere")
+    with pytest.raises(StorageError, match="serve.lock: is a link"):
+        command("status", server)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"-----BEGIN PUBLIC KEY-----\n", b"\xff" * 100, b"x" * 200_000])
+def test_29_a_key_that_is_none_is_told(tmp_path, content):
+    path = tmp_path / "north.pub"
+    path.write_bytes(content)
+    with pytest.raises(PartitaError, match="north.pub"):
+        read_public_key(path)
+
+
+def test_27_what_a_person_is_shown_is_what_is_pinned(tmp_path):
+    proposal = of_proposal(tmp_path)
+    evil = changed(proposal.tree, ("recipe", "columns", "target"), EVIL)
+    proposal.write(evil)
+    home = proposal.path.parents[1]
+    done = CliRunner().invoke(app, ["accept", str(home), "--yes"])
+    assert done.exit_code == 0, done.output
+    assert is_plain(done.output)
+    shown = dict(line.split(": ", 1) for line in done.output.splitlines() if ": {" in line or line.startswith("seed"))
+    assert {name: json.loads(section) for name, section in shown.items()} == evil["recipe"]
+    assert Consent(home).accepted == evil["recipe"]
+
+
+@pytest.mark.parametrize("extra", [EVIL, "schedule"])
+def test_27_a_proposal_with_more_than_a_site_pins_is_not_shown(tmp_path, extra):
+    proposal = of_proposal(tmp_path)
+    proposal.write({"recipe": {**proposal.tree["recipe"], extra: {}}})
+    with pytest.raises(PolicyRefusal, match="is not known"):
+        command("accept", proposal.path.parents[1], "--yes")
+
+
+def test_29_a_stream_whose_factor_takes_information_back_is_refused(tmp_path):
+    stream = of_stream(tmp_path)
+    arrays = {**stream.arrays, "factor.precision": -stream.arrays["factor.precision"]}
+    stream.write(stream.tree, arrays)
+    with pytest.raises(ImproperDensity, match="factor"):
+        pt.StreamingGPRegressor.load(stream.path)

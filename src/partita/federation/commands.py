@@ -154,12 +154,15 @@ def accept(
     from partita.errors import InputError
     from partita.federation.consent import Consent
     from partita.federation.folders import read_site
+    from partita.federation.recipe import Recipe
 
     consent = Consent(read_site(folder).path)
     proposed = consent.proposed
     if proposed is None:
         known = "nothing new is proposed" if consent.accepted else "no server has proposed anything yet"
         raise InputError(f"{folder}: {known}; it is noted here when one asks, while this runs: partita site {folder}")
+    # What is no recipe is never answered, whoever has put it there.
+    Recipe.parsed(dumps(proposed))
     for name, section in proposed.items():
         # Escapes of JSON: nothing in it is obeyed by a terminal, and nothing is left out.
         typer.echo(f"{name}: {dumps(section)}")

@@ -93,8 +93,8 @@ def pinned(text: str) -> Pinned:
         found = {name: tables[name] for name in PINNED if name in tables}
         RECIPE(found, "recipe")
         return found
-    except ValueError as error:
-        raise MalformedMessage(f"recipe: cannot be read: {error}") from None
+    except ValueError:
+        raise MalformedMessage("recipe: cannot be read") from None
 
 
 def _write(path: Path, row: dict[str, Any]) -> None:

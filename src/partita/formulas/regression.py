@@ -118,8 +118,9 @@ class Regression:
         design, counts, digest = unpack_design(path, about["design"])
         with doubted(path):
             result = unpacked(path, arrays, about, rebuild_model(design))
-            if len(result.factors) != len(counts):
-                raise ValueError("there are more or fewer sites than factors")
+            # Groups may have a factor of their own, after those of sites.
+            if len(result.factors) < len(counts):
+                raise ValueError("there are more sites than factors")
             return cls(design, result, {}, {}, digest, counts)
 
     @cached_property

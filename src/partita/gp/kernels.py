@@ -74,6 +74,8 @@ class Stationary(Kernel):
 
     def __post_init__(self) -> None:
         check_positive(f"{type(self).__name__}: ", variance=self.variance)
+        if not isinstance(self.ard, bool | np.bool_):
+            raise InputError(f"{type(self).__name__}: ard: expected true or false, got {self.ard!r}")
         if np.ndim(self.lengthscale):  # type: ignore[arg-type]
             object.__setattr__(self, "lengthscale", tuple(np.asarray(self.lengthscale, float).tolist()))
         for value in np.atleast_1d([] if self.lengthscale is None else self.lengthscale).tolist():
