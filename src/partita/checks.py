@@ -16,7 +16,7 @@ def is_whole(value: Any, least: int = 1) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) <= LARGEST)  # type: ignore[operator]
 
 
 def check_count(place: str = "", **values: Any) -> None:

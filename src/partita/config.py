@@ -24,6 +24,7 @@ from partita.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
 from partita.telemetry import Row
+from partita.text import clean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +249,7 @@ class Reader:
                 raise self.error(section, key, f"is not a known key{hint}")
 
     def error(self, section: str, key: str, problem: str) -> ConfigError:
-        name = f"[{section}] {key}" if section else key
+        name = f"[{section}] {clean(key)}" if section else clean(key)
         line = self._line(section, key)
         return ConfigError(f"{self.path}{f':{line}' if line else ''}: {name} {problem}")
 

@@ -54,7 +54,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except (ValueError, OverflowError):
-        raise ValueError(f"has a number of more than {MOST_DIGITS} digits, or a date that is none") from None
+        raise ValueError(f"has a number of more than {MOST_DIGITS} digits") from None
     _check_depth(found)
     return found
 
@@ -66,7 +66,7 @@ def _check_size(text: str, values: int) -> None:
 
 def _check_depth(found: Any) -> None:
     """Level by level; whole numbers are looked at on the way, because TOML's own reader takes any."""
-    level = [[found]]
+    level: list[Any] = [[found]]
     for _ in range(DEEPEST):
         inside = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
         if any(type(item) is int and abs(item) > _LARGEST for item in inside):

@@ -100,6 +100,7 @@ def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
     centre, unit = (np.array(row[name], float) for name in ("centre", "unit"))
     if list(names) != row["names"] or {centre.shape, unit.shape} != {(len(names),)}:
         raise ValueError("columns or units are not those of the formula")
+    settings: dict[str, Any] = {name: float(row[name]) for name in NUMBERS}
     design = Design(
         row["formula"],
         row["family"],
@@ -112,7 +113,7 @@ def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
         centre,
         unit,
         mean_count=row["mean_count"],
-        **{name: float(row[name]) for name in NUMBERS},
+        **settings,
     )
     return design, {name: Counts(*rest) for name, *rest in row["sites"]}, row["digest"]
 
