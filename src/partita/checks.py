@@ -1,6 +1,6 @@
 """Checks of plain settings, and of what is installed: what was expected, what came."""
 
-import sys
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from numbers import Integral, Real
@@ -8,15 +8,17 @@ from typing import Any
 
 from partita.errors import InputError, MissingExtra
 
-LARGEST = sys.float_info.max
-
 
 def is_whole(value: Any, least: int = 1) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(abs(value) <= LARGEST)  # type: ignore[operator]
+    """A finite one; whole numbers beyond all floats are none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_count(place: str = "", **values: Any) -> None:

@@ -221,10 +221,8 @@ def _unpacked(
 
 def _design(design: Row | None, model: AbstractModel) -> Row | None:
     """How rows become inputs, of as many columns as the model has; a regression's is read by its own load."""
-    if design is None or "formula" in design:
-        maybe(fields({"formula": text()}, others=anything))(design, "design")
-        return design
-    scaled_design(_width(model))(design, "design")
+    if design is not None and "formula" not in design:
+        scaled_design(_width(model))(design, "design")
     return design
 
 
