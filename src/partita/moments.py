@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partita.fields import number
+
 
 class Affine(NamedTuple):
     """value = mean + scale × standardised value."""
@@ -23,6 +25,17 @@ class Moments:
         """Of rows that count for so much each, of which one at least counts for something."""
         mean = np.average(rows, axis=0, weights=weights)
         return cls(float(weights.sum()), mean, weights @ (rows - mean) ** 2)
+
+    @classmethod
+    def checked(cls, count: Any, mean: Any, total: Any, size: int | None = None) -> "Moments":
+        """From a file: of so many columns, if that is known."""
+        number(0)(count, "count")
+        mean, total = np.asarray(mean, float), np.asarray(total, float)
+        if mean.shape != total.shape or mean.ndim > 1 or (size is not None and mean.shape != (size,)):
+            raise ValueError(f"means and squares of columns have the shapes {mean.shape} and {total.shape}")
+        if not (np.isfinite(mean).all() and np.isfinite(total).all() and np.all(total >= 0)):
+            raise ValueError("means of columns are not finite, or squares of them negative")
+        return cls(count, mean, total)
 
     def with_rows(self, rows: np.ndarray) -> "Moments":
         return self.with_others(Moments.of(rows, np.ones(len(rows))))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from partita.checks import check_count, check_not_negative, check_share
+from partita.fields import anything, fields, one_of
 
 
 class Board:
@@ -367,5 +368,5 @@ def from_settings(settings: dict[str, Any] | None) -> Schedule | None:
     """The inverse of `to_settings`."""
     if settings is None:
         return None
-    values = dict(settings)
-    return REGISTRY[values.pop("schedule")](**values)
+    fields({"schedule": one_of(REGISTRY)}, others=anything)(settings, "schedule")
+    return REGISTRY[settings["schedule"]](**{name: value for name, value in settings.items() if name != "schedule"})

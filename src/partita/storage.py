@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from partita._version import __version__
+from partita.archives import doubted as doubted
 from partita.archives import read_arrays as read_arrays
 from partita.archives import write_arrays as write_arrays
 from partita.archives import write_text as write_text
@@ -28,6 +29,7 @@ from partita.descriptions import differences
 from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
 from partita.files import check_private, make_folder, open_private, read_json
+from partita.foreign import parse_json
 from partita.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
 from partita.journals import read_history as read_history
 from partita.journals import read_notices as read_notices
@@ -264,8 +266,8 @@ def _meta(description: Row) -> dict[str, str]:
 def _read_value(text: str) -> Any:
     """What stands under a key of the table `meta`."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return text
     return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -15,13 +16,28 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from partita import schedules
 from partita.collinearity import describe_idle, find_idle
 from partita.columns import Columns, check_columns
-from partita.damping import Damping
+from partita.damping import Damping, as_damping
 from partita.errors import InputError, RunMismatch
 from partita.estimators.units import LINEAR_SLACK, NETWORK_SLACK, Units, converted, joint
 from partita.families import Family
 from partita.families.marginals import Marginals
+from partita.fields import (
+    Check,
+    anything,
+    check_classes,
+    entries,
+    fields,
+    flag,
+    items,
+    maybe,
+    number,
+    scalar,
+    text,
+    whole,
+)
 from partita.hyper import LearnHyper
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
+from partita.models.base import prior_shapes
 from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.moments import Affine, Moments
 from partita.result import Result, unpacked
@@ -30,8 +46,25 @@ from partita.run import partial_fit as fit_batch
 from partita.schedules import OnePass, Schedule, Synchronous
 from partita.shards import as_numbers, check_rows
 from partita.solvers import Solver
-from partita.storage import read_arrays, write_arrays
-from partita.telemetry import Progress, plain
+from partita.storage import doubted, read_arrays, write_arrays
+from partita.telemetry import Progress, Row, plain
+
+# What a file says of an estimator. Its other settings are looked at by the model that they make.
+SETTINGS = fields(
+    {}, {"schedule": anything, **dict.fromkeys(("standardise", "verbose", "quiet"), flag)}, others=anything
+)
+ESTIMATOR = fields(
+    {
+        "name": text(),
+        "settings": SETTINGS,
+        "left_out": items(text()),
+        "warned": flag,
+        "parts": items(fields({"name": scalar, "rows": whole(), "weight": number(0)})),
+        "features": whole(1),
+        "names": items(text()),
+        "own": entries(anything),
+    }
+)
 
 # What is written of the moments of each part.
 MOMENTS = ("mean", "total")
@@ -81,8 +114,8 @@ def _sites(groups: Any, rows: int) -> tuple[list[Any], np.ndarray]:
 class _Partitioned(BaseEstimator):
     """What regression and classification share."""
 
-    # What a fitted one has beside what all have.
-    _remembered: ClassVar[tuple[str, ...]]
+    # What a fitted one has beside what all have, and what that has to be.
+    _remembered: ClassVar[dict[str, Check]]
 
     result_: Result
     _units: Units
@@ -388,29 +421,59 @@ class _Partitioned(BaseEstimator):
         """What `save` wrote: it predicts, and learns on. Settings that were not kept can be given again."""
         arrays, about = read_arrays(path)
         known = about.get("estimator")
-        if not isinstance(known, dict) or known["name"] != cls.__name__:
-            held = known["name"] if isinstance(known, dict) else known or "result"
+        if not isinstance(known, dict) or known.get("name") != cls.__name__:
+            held = known.get("name") if isinstance(known, dict) else known or "result"
             raise RunMismatch(f"{path}: holds a {held}, not a {cls.__name__}")
+        with doubted(path):
+            return cls._unpacked(path, arrays, about, settings)
+
+    @classmethod
+    def _unpacked(
+        cls, path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, settings: dict[str, Any]
+    ) -> Self:
+        known = about["estimator"]
+        if "parts.mean" not in arrays:
+            raise RunMismatch(f"{path}: its units are those of a first batch for ever: written by an earlier version")
+        ESTIMATOR(known, "estimator")
         missing = [name for name in known["left_out"] if name not in settings]
         if missing:
             again = ", ".join(f"{name}=..." for name in missing)
-            warnings.warn(f"{path}: {', '.join(missing)} not kept: to learn on, load(path, {again})", stacklevel=2)
+            warnings.warn(f"{path}: {', '.join(missing)} not kept: to learn on, load(path, {again})", stacklevel=5)
         kept = known["settings"] | {"schedule": schedules.from_settings(known["settings"].get("schedule"))}
         loaded = cls(**{**kept, **settings})
         loaded.result_ = unpacked(path, arrays, about)
-        if "parts.mean" not in arrays:
-            raise RunMismatch(f"{path}: its units are those of a first batch for ever: written by an earlier version")
         told = zip(known["parts"], *(arrays[f"parts.{name}"] for name in MOMENTS), strict=True)
-        loaded._parts = [Part(part["name"], part["rows"], Moments(part["weight"], *own)) for part, *own in told]
+        columns = known["features"] + 1  # the target is the last
+        loaded._parts = [
+            Part(part["name"], part["rows"], Moments.checked(part["weight"], mean, total, columns))
+            for part, mean, total in told
+        ]
         loaded._units = Units(*(Affine(arrays[f"{n}.mean"], arrays[f"{n}.scale"]) for n in ("inputs", "target")))
         loaded._data, loaded._warned = None, known["warned"]
         loaded.n_features_in_ = known["features"]
         if known["names"]:
             loaded.feature_names_in_ = np.array(known["names"], dtype=object)
-        for name in cls._remembered:
-            value = known["own"][name]
+        fields(cls._remembered)(known["own"], "estimator.own")
+        for name, value in known["own"].items():
             setattr(loaded, name, np.array(value) if isinstance(value, list) else value)
+        loaded._check_loaded(known["names"])
         return loaded
+
+    def _check_loaded(self, names: Sequence[str]) -> None:
+        """That what a file says of an estimator goes together, and that it could learn on."""
+        features, result = self.n_features_in_, self.result_
+        for what, units, shape in (("inputs", self._units.inputs, (features,)), ("target", self._units.target, ())):
+            right = all(array.dtype == np.float64 and array.shape == shape for array in units)
+            if not right or not np.all(np.isfinite(units.mean) & (units.scale > 0) & (units.scale < np.inf)):
+                raise ValueError(f"{what}: expected a mean and a positive deviation of each column")
+        if len(names) not in (0, features) or len(self._parts) != len(result.factors):
+            raise ValueError("names or parts: there are more or fewer than columns or factors")
+        own, found = self._model, jax.tree.leaves(result.posterior)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(prior_shapes(own, own.hyper))]
+        if type(own) is not type(result.model) or shapes != [leaf.shape for leaf in found]:
+            raise ValueError("settings: are those of another model")
+        as_damping(self.damping)
+        maybe(whole())(self.random_state, "random_state")
 
     def __getstate__(self) -> dict[str, Any]:
         """Data do not go where an estimator goes."""
@@ -473,7 +536,7 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         quiet: say nothing.
     """
 
-    _remembered = ("classes_",)
+    _remembered: ClassVar[dict[str, Check]] = {"classes_": check_classes}
     classes_: np.ndarray
 
     def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -531,7 +594,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
             `PartitionedClassifier` for the others.
     """
 
-    _remembered = ()
+    _remembered: ClassVar[dict[str, Check]] = {}
 
     def __init__(
         self,

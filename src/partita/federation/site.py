@@ -117,8 +117,10 @@ def _check_digest(recipe: Recipe, digest: str) -> None:
 def _stamp(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}: put the data there, or change `data` in site.toml") from None
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: {getattr(error, 'strerror', error)}: put the data there, or change `data` in site.toml"
+        ) from None
     return found.st_mtime_ns, found.st_size
 
 

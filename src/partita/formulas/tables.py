@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError
-from partita.files import MOST_TABLE, check_size
+from partita.errors import InputError, reason
+from partita.files import MOST_TABLE, check_lines, check_size
 from partita.formulas.advice import FEW_LEVELS, unlikely_levels
 
 LARGEST_LEVELS = 1000
@@ -71,15 +71,27 @@ def read_table(table: Any, argument: str = "sites") -> Any:
         try:
             check_size(path, MOST_TABLE)
             if path.suffix.lower() in (".parquet", ".pq"):
+                _check_parquet(path)
                 table = polars.read_parquet(path)
             else:
+                check_lines(path)
                 table = polars.read_csv(path, infer_schema_length=None, null_values=["NA", "", "nan", "NaN"])
-        except (OSError, polars.exceptions.PolarsError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"{path}: cannot be read as a table: {reason}") from None
+        except InputError:
+            raise
+        except (OSError, ValueError, polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
+            raise InputError(f"{path}: cannot be read as a table: {reason(error)}") from None
     if not isinstance(table, polars.DataFrame):
         raise InputError(f"{argument}: expected a file or a pandas or polars frame, got {type(table).__name__}")
     return pandas.DataFrame({name: _as_array(table[name]) for name in table.columns})
+
+
+def _check_parquet(path: Path) -> None:
+    """That there are no more rows than can be used: a small file can say one of them very often."""
+    import polars
+
+    rows = polars.scan_parquet(path).select(polars.len()).collect().item()
+    if rows > MOST_ROWS:
+        raise InputError(f"{path}: has {rows:,} rows, more than {MOST_ROWS:,}: use fewer")
 
 
 def _as_array(column: Any) -> Any:
