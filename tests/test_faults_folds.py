@@ -93,11 +93,64 @@ def test_21_the_share_of_the_others_does_not_fall(prior, kind, size):
     assert np.all(folded(ledger, [honest] * 4) == 1)
 
 
+@every_family
+@pytest.mark.parametrize("kind", [Ledger, SharedLedger])
+@pytest.mark.parametrize("times", [1.2, 2.0, 4.0, 16.0, 19.0])
+def test_21_nor_by_a_site_that_is_a_little_in_the_way(prior, kind, times):
+    """Together, all five could take a share between 0.05 and 1; without the one, the others take everything."""
+    honest = jax.tree.map(lambda a: 0.05 * a, prior)
+    shares = folded(kind(prior, 5), [honest] * 4 + [jax.tree.map(lambda a: -times * a, prior)], least=STRIKE)
+    assert np.all(shares[:4] == 1)
+    assert (0.9 if times <= 1.2 else 0.02) < shares[4] <= 1
+
+
+@every_family
+@pytest.mark.parametrize("kind", [Ledger, SharedLedger])
+def test_21_where_nobody_alone_is_in_the_way_all_have_the_same_share(prior, kind):
+    shares = folded(kind(prior, 5), [jax.tree.map(lambda a: -0.4 * a, prior)] * 5, least=STRIKE)
+    assert 0.2 < shares[0] < 1
+    assert np.all(shares == shares[0])
+
+
+@every_family
+@pytest.mark.parametrize("kind", [Ledger, SharedLedger])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("size", [1e13, 1e15, 1e20, 1e300, -1e20])
+def test_21_nothing_is_buried_beside_numbers_that_are_very_large(prior, kind, together, size):
+    """Beside them, all that others say of other coordinates would be lost in rounding, and could not be taken."""
+    honest = jax.tree.map(lambda a: 0.05 * a, prior)
+    ledger = kind(prior, 5)
+    if together:
+        assert np.all(folded(ledger, [honest] * 4 + [sunk(honest, size)], least=STRIKE)[:4] == 1)
+    else:
+        for site, change in enumerate([honest, sunk(honest, size), honest]):
+            (task,) = ledger.dispatch([site], {})
+            ledger.fold([Update(task.site, task.version, change, 0.0)], least=STRIKE)
+    down = jax.tree.map(lambda a: -0.2 * a, honest)
+    before = ledger.posterior
+    assert np.all(folded(ledger, [down] * 4, least=STRIKE) == 1)
+    first = [jax.tree.leaves(density)[-1].flat[-1] for density in (before, ledger.posterior, prior)]
+    if len(jax.tree.leaves(prior)[-1].flat) > 1:
+        assert first[0] - first[1] == pytest.approx(0.04 * first[2], rel=1e-6)
+
+
+def test_21_large_honest_sites_bury_nobody():
+    """Sites of very different scales are taken whole: a wide prior, and data in unusual units."""
+    prior = Gaussian.from_moments(np.zeros(2), 1e6 * np.eye(2))
+    wide = Gaussian(np.zeros(2), np.diag([1e14, 1e2]))
+    ledger = Ledger(prior, 3)
+    assert np.all(folded(ledger, [wide, wide**0.001, wide**1000.0], least=STRIKE) == 1)
+
+
 @every_schedule
+@pytest.mark.parametrize("size", [-1e8, 1e20])
 @pytest.mark.parametrize("posterior", ["full", "mean-field"])
-def test_21_whoever_would_make_the_posterior_improper_is_named_struck_and_quarantined(schedule, posterior, tmp_path):
+def test_21_whoever_would_make_the_posterior_improper_is_named_struck_and_quarantined(
+    schedule, posterior, size, tmp_path
+):
+    """Or whoever would bury what the others know."""
     model = pt.models.LogisticRegression(features=2, posterior=posterior)
-    engine = lying(change=lambda update: sunk(update.change, place=1))
+    engine = lying(change=lambda update: sunk(update.change, size, place=1))
     run = {"schedule": schedule, "model": model, "run_dir": tmp_path}
     found = []
     result = fit(engine, callbacks=[found.append], **run)
@@ -293,6 +346,21 @@ def test_24_a_limit_over_a_run_holds_for_each_site(schedule, tmp_path):
     assert "all of 6 nats" in notice.reason
     again = fit(engine, schedule, damping=0.3, limits=limits, run_dir=tmp_path, resume=True)
     assert again.fingerprint == result.fingerprint
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=12), Sequential(passes=12), Asynchronous(updates=60)])
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("largest", [0.5, 5.0])
+def test_24_a_fold_is_within_the_limit_with_its_step_of_hyperparameters(schedule, shared, largest):
+    """The prior's own scale is learnt, and moves the posterior too."""
+    found = []
+    learn = {"hyper": pt.LearnHyper(first_step=largest, largest_step=largest), "model": LINEAR, "shards": LINES}
+    fit(None, schedule, limits=Limits(change=0.2), shared=shared, callbacks=[found.append], **learn)
+    ways = [event.change for event in found]
+    assert max(ways) <= 0.2
+    assert sum(ways) > 0.2
+    assert found[-1].hyper != LINEAR.hyper
 
 
 @dataclasses.dataclass

@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -646,7 +646,7 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
         evidence.distrust(site, ledger.factor(site))
     damping.settle(shares)
     if run.learner is not None and complete:
-        _step_hyper(run.learner, ledger)
+        _step_hyper(run.learner, ledger, lambda new: books.trust.allows(before, new))
     change = run.moved(before)
     evidence.moved(change)
     stuck = _stuck(updates, damping.share, accepted)
@@ -687,7 +687,8 @@ def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, 
     # What cannot be taken is no gradient either.
     nothing = jax.tree.map(np.zeros_like, run.ledger.prior)
     followed = [
-        update if run.ledger.takes(update.change, run.least) else replace(update, change=nothing) for update in updates
+        update if run.ledger.takes(update.site, update.change, run.least) else replace(update, change=nothing)
+        for update in updates
     ]
     doubted = evidence.report(followed, distrusted)
     if run.learner is not None:
@@ -736,7 +737,9 @@ def _judged(
             reasons.append(f"its update goes too far, {share:.1g} of it was taken")
         alone = board.is_singled_out(site, STRIKE)
         if alone:
-            reasons.append("its update would leave a density improper, and nothing of it was taken")
+            reasons.append(
+                "its update would leave a density improper, or bury the others', and nothing of it was taken"
+            )
         if site in doubted:
             reasons.append(doubted[site])
         named += [f"site {site}: {reason}" for reason in reasons]
@@ -749,12 +752,12 @@ def _judged(
     return named, verdicts
 
 
-def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
-    """As much of the step as leaves everything proper: whole, half, a quarter, … or none."""
+def _step_hyper(learner: HyperLearner, ledger: Ledger, allowed: Callable[[Family], bool]) -> None:
+    """As much of the step as leaves everything proper and is allowed: whole, half, a quarter, … or none."""
     old, new = learner.hyper, learner.step(ledger.posterior)
     for halvings in range(20):
         learner.hyper = {name: old[name] * (new[name] / old[name]) ** (0.5**halvings) for name in old}
-        if ledger.replace_prior(prior_of(learner.model, learner.hyper)):
+        if ledger.replace_prior(prior_of(learner.model, learner.hyper), allowed):
             return
     learner.hyper = old
 
