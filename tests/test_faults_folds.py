@@ -275,6 +275,83 @@ def test_23_hyperparameters_move_no_further_than_honest_sites_take_them(schedule
         assert where == pytest.approx(wanted, abs=0.2)
 
 
+def in_turn(slope):
+    """Gradients that change from one time to the next, as a function of the time and of the truth."""
+    times = iter(range(1, 10**6))
+
+    def gradient(update):
+        time = next(times)
+        return {name: slope(time, value) for name, value in update.hyper_gradient.items()}
+
+    return gradient
+
+
+ADAPTIVE = {
+    "two sizes": lambda time, true: 1e3 if time % 2 else 1e2,
+    "two sizes, downwards": lambda time, true: -1e3 if time % 2 else -1e2,
+    "large, then nothing": lambda time, true: 1e3 if time % 2 else 0.0,
+    "large, then honest": lambda time, true: 1e3 if time % 2 else true,
+    "far down, then honest": lambda time, true: -1e3 if time % 2 else true,
+    "around the truth": lambda time, true: true + (1e3 if time % 2 else -1e3),
+    "three sizes that cancel": lambda time, true: [1e3, 1e3, -2e3][time % 3],
+    "falling": lambda time, true: 1e4 * 0.9**time,
+    "growing": lambda time, true: 1.3**time,
+    "growing downwards": lambda time, true: -(1.3**time),
+    "honest for long": lambda time, true: true if time < 15 else 1e3,
+    "honest for long, then two sizes": lambda time, true: true if time < 15 else 1e3 if time % 2 else 1e2,
+    "three times honest, three times not": lambda time, true: true if (time // 3) % 2 else 3e2,
+    "at random": lambda time, true: true + 1e3 * np.random.default_rng(time).normal(),
+    "off by the same": lambda time, true: true + 50,
+    "the other way": lambda time, true: -3 * true,
+}
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=30), Sequential(passes=30), Asynchronous(updates=150)])
+@pytest.mark.parametrize("slope", ADAPTIVE.values(), ids=ADAPTIVE)
+def test_23_nor_by_gradients_that_change_from_one_time_to_the_next(schedule, slope):
+    """With honest log likelihoods: slopes that values do not follow, or that move without a cause, do not count."""
+    learn, found = {"hyper": pt.LearnHyper("noise"), "model": LINEAR, "shards": LINES}, []
+    steered = fit(lying(hyper_gradient=in_turn(slope)), schedule, callbacks=[found.append], **learn)
+    honest = fit(None, schedule, **(learn | {"shards": [LINES[site] for site in OTHERS]}))
+    ways = [math.log(row["hyper.noise"]) for row in steered.history]
+    wanted = [math.log(row["hyper.noise"]) for row in honest.history]
+    assert min(wanted) - 0.2 <= min(ways)
+    assert max(ways) <= 0.15
+    assert ways[-1] == pytest.approx(wanted[-1], abs=0.2 if not isinstance(schedule, Asynchronous) else 0.35)
+    problems = [words for event in found for words in event.problems]
+    assert problems
+    assert all(words.startswith(f"site {BAD}: ") for words in problems)
+    assert any("quarantined" in words for words in problems)
+
+
+def test_23_a_hyperparameter_of_the_prior_alone_has_no_gradient_at_a_site():
+    """One that is made up would let another be made up beside it, so that both together agree with the values."""
+
+    def gradient(update):
+        return update.hyper_gradient | {"prior_scale": 30.0}
+
+    learn, found = {"hyper": pt.LearnHyper(), "model": LINEAR, "shards": LINES}, []
+    fit(lying(hyper_gradient=gradient), Synchronous(rounds=10), callbacks=[found.append], **learn)
+    assert any("one of which the others have none" in words for event in found for words in event.problems)
+
+
+SIZES = [5, 12, 50, 500, 5000]
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=20), Sequential(passes=12), Asynchronous(updates=60)])
+@pytest.mark.parametrize("start", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("noisy", [None, 0, 4])
+def test_23_honest_sites_of_all_sizes_are_not_doubted(schedule, start, noisy):
+    """From 5 rows to 5000, one with ten times the noise; what is learnt is learnt from all of them."""
+    generator, lines = np.random.default_rng(3), []
+    for site, rows in enumerate(SIZES):
+        x = generator.normal(size=(rows, 2))
+        lines.append((x, x @ [1.0, -0.5] + (2.0 if site == noisy else 0.2) * generator.normal(size=rows)))
+    model = pt.models.LinearRegression(features=2, noise=start)
+    result = fit(None, schedule, model=model, shards=lines, hyper=pt.LearnHyper("noise"))
+    assert not any(row["problem"] for row in result.history)
+
+
 def test_23_a_site_that_is_away_still_counts_with_its_latest_share():
     """Its factor is in the posterior, so its data count; the others alone would make the noise 0.21."""
     lines = [(x, y + (GENERATOR.normal(size=12) if site == BAD else 0.0)) for site, (x, y) in enumerate(LINES)]

@@ -352,8 +352,8 @@ class Ledger:
     def _unburied_shares(self, sites: list[int], changes: Family, least: float) -> np.ndarray:
         """The largest of 1, ½, ¼, … of each change beside which what all others know is still to be seen.
 
-        Numbers are added up: beside a very large one, smaller ones are lost. Who alone says so much more than the others
-        is held back for it, as long as others are there.
+        Numbers are added up: beside a very large one, smaller ones are lost. Who alone says so much more than others is
+        held back for it, as long as others are there.
         """
         shares = np.ones(len(sites))
         if least > 0 and self.sites > 1:

@@ -526,7 +526,7 @@ class Books:
     def of(cls, run: Run) -> "Books":
         sites = run.ledger.sites
         damping = run.damping.begin(sites, run.schedule.parallel, run.stochastic)
-        return cls(Board(sites, run.seed), Tally(), Evidence(sites), Trust(run.limits), damping)
+        return cls(Board(sites, run.seed), Tally(), Evidence(sites, run.stochastic), Trust(run.limits), damping)
 
 
 def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
@@ -604,6 +604,7 @@ def _note(notice: Notice, run: Run, books: Books) -> None:
         if site not in run.ledger.retired:
             board.readmitted(site)
             books.trust.forgive(site)
+            books.evidence.forgive(site)
     else:
         board.left(site, notice.reason or notice.kind, barred=notice.kind != "away")
         if notice.kind == "retired":
@@ -692,7 +693,7 @@ def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, 
     ]
     doubted = evidence.report(followed, distrusted)
     if run.learner is not None:
-        for site in doubted:
+        for site in evidence.not_counted:
             run.learner.forget(site)
     # Where reports are noisy, one that is far off is not counted, but nobody is blamed for it.
     return distrusted if run.stochastic else distrusted | doubted
