@@ -245,6 +245,38 @@ def test_22_false_reports_of_a_site_do_not_hold_back_the_others(schedule, kind):
     assert all(words.startswith(f"site {BAD}: ") for event in lies for words in event.problems)
 
 
+def wiggled(size, full=True):
+    """An honest change, and the identity on top of it, once more and once less."""
+    times = iter(range(1, 10**6))
+
+    def change(update):
+        leaves, structure = jax.tree.flatten(jax.tree.map(np.array, update.change))
+        leaves[-1] += (size if next(times) % 2 else -size) * (np.eye(len(leaves[-1])) if full else 1.0)
+        return jax.tree.unflatten(structure, leaves)
+
+    return change
+
+
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.parametrize("posterior", ["full", "mean-field"])
+@pytest.mark.parametrize("size", [0.3, 1.0, 5.0])
+def test_22_changes_of_alternating_sign_do_not_hold_back_the_others(size, posterior):
+    """Each second time the free energy falls, by what one site's value is short of: that one is held back alone."""
+    model, found, truth = pt.models.LogisticRegression(features=2, posterior=posterior), [], []
+    engine = lying(change=wiggled(size, posterior == "full"))
+    result = fit(engine, Synchronous(rounds=40), model=model, callbacks=[found.append])
+    fit(schedule=Synchronous(rounds=40), model=model, callbacks=[truth.append])
+    back = [sum(event.taken_back for event in events) for events in (found, truth)]
+    assert back[0] <= back[1] + 3
+    least = [min(event.wanted for event in events if not event.taken_back) for events in (found, truth)]
+    assert least[0] >= 0.25 * least[1]
+    assert all(words.startswith(f"site {BAD}: ") for event in found for words in event.problems)
+    assert any("quarantined: its updates alone" in words for event in found for words in event.problems)
+    # The others have ended where they do beside its factor as it is.
+    assert found[-1].change < 1e-4
+    assert np.all(np.abs(result.posterior.location - truth[-1].posterior.location) < truth[-1].posterior.scale)
+
+
 @every_schedule
 def test_22_honest_sites_are_not_doubted(schedule):
     for model in (MODEL, pt.models.LogisticRegression(features=2, posterior="mean-field")):

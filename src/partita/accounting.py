@@ -238,6 +238,9 @@ class Evidence:
     within: set[int] = field(default_factory=set)
     length: float = 0.0
     travelled: float = 0.0
+    # By how much sites' values are short of what their proposals made of them, since free energies were compared last,
+    # and how many nats later.
+    shortfalls: dict[int, tuple[float, float]] = field(default_factory=dict)
     # How far off the first order was lately, and after which distance.
     measured: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
     # How far each site's last value was from what its updates made expect.
@@ -369,6 +372,10 @@ class Evidence:
         if old is not None:
             self._take_out(site)
             distance = old.distance(new.place.length, new.place.hyper)
+            if not old.place.astray:
+                short, later = self.shortfalls.get(site, (0.0, 0.0))
+                short += old.at(new.place) - new.value
+                self.shortfalls[site] = (short, later + new.place.travelled - old.place.travelled)
             # After a shorter way rounding is all that is measured.
             if measure and distance > SHORTEST * (1 + abs(new.value)) and not old.place.astray:
                 error = abs(new.value - old.at(new.place))

@@ -707,8 +707,8 @@ def _seen(run: Run, books: Books, complete: bool) -> tuple[float | None, float |
     if complete and evidence.reports:
         gain = 0.0 if run.learner is None else run.learner.gain
         error = math.inf if evidence.shaken else evidence.likely_error(now) + gain
-        books.damping.observe(evidence.comparable(now) - divergence, error)
-        evidence.shaken = False
+        books.damping.observe(evidence.comparable(now) - divergence, error, evidence.shortfalls)
+        evidence.shaken, evidence.shortfalls = False, {}
     if not evidence.has_all(run.ledger.retired):
         return None, None
     return evidence.expected_log_prob(now) - divergence, evidence.error_bound(now)
@@ -743,8 +743,12 @@ def _judged(
             )
         if site in doubted:
             reasons.append(doubted[site])
+        blamed = site == books.damping.blamed and not run.stochastic
+        if blamed:
+            reasons.append("its updates alone made the free energy fall, and it is held back")
         named += [f"site {site}: {reason}" for reason in reasons]
-        strikes = board.struck(site, bool(share < STRIKE or alone or site in doubted))
+        held = books.damping.held.get(site, 1.0) < 1
+        strikes = board.struck(site, bool(share < STRIKE or alone or blamed or site in doubted), held)
         if site in books.trust.exhausted:
             reasons.append(f"its updates have moved the posterior by all of {run.limits.total:g} nats that they may")
         if strikes >= run.limits.strikes or site in books.trust.exhausted:

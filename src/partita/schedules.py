@@ -90,9 +90,9 @@ class Board:
         others = [share for other, share in self.shares.items() if other != site]
         return self.shares[site] < least and 2 * sum(share >= least for share in others) > len(others)
 
-    def struck(self, site: int, again: bool) -> float:
-        """How often, with this time; two times without make up for one."""
-        self.strikes[site] = max(0.0, self.strikes.get(site, 0.0) + (1.0 if again else -0.5))
+    def struck(self, site: int, again: bool, held: bool = False) -> float:
+        """How often, with this time; two times without make up for one, unless the site is held back."""
+        self.strikes[site] = max(0.0, self.strikes.get(site, 0.0) + (1.0 if again else 0.0 if held else -0.5))
         return self.strikes[site]
 
     @property
