@@ -17,8 +17,8 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.ledger import scaled
 
-# After so many returns in a row, what was better before cannot be had back.
-MOST_RETURNS = 8
+# After so many returns in a row, what was better before cannot be had back; after fewer, by one site's fault.
+MOST_RETURNS, FEW_RETURNS = 8, 2
 # A site is to blame for a fall if nobody else's part in it is a quarter of it, and if its values fall short of what it
 # proposes half as steeply again as when that happened first: where steps are shorter, honest ones do not.
 PART, STEEPER = 0.25, 1.5
@@ -149,6 +149,8 @@ class AutoTempering(Tempering):
     # Of those who may be to blame, how steeply values fell short at first, and what all have been asked for less since.
     steepness: dict[int, float] = field(default_factory=dict)
     forgone: dict[int, float] = field(default_factory=dict)
+    # Who may be to blame for the last fall.
+    suspect: int | None = None
     # Whether what the blamed site did is taken back, and nothing else.
     returning: bool = False
 
@@ -169,6 +171,8 @@ class AutoTempering(Tempering):
             self.current = min(1.0, self.current / self.forgone.pop(self.blamed, 1.0))
             self.returning = uncertainty == 0 and self.smooth is None and self.applied is not None
             if self.returning:
+                # Others go on from where the site had led them: what was before is not to be had at once.
+                self.best = None
                 return
         elif fallen:
             self.current = max(self.smallest, self.current * self.settings.shrink)
@@ -190,19 +194,28 @@ class AutoTempering(Tempering):
         """Whose value alone is so short of what the site proposed that without it nothing would have fallen.
 
         What an honest site proposes is short by what a first order leaves out: of half a step by a quarter as much, of
-        the nats that it makes by as much as before. Such a site is not blamed, but all are asked for less.
+        the nats that it makes by as much as before. Such a site is not blamed, but all are asked for less; unless that
+        does not help twice.
         """
+        if self.returns == 0:
+            self.suspect = self._suspect(fall, shortfalls)
+        if self.suspect is None:
+            return None
+        short, later = shortfalls.get(self.suspect, (0.0, 0.0))
+        steepness = short / max(later, np.finfo(float).tiny)
+        known = self.steepness.setdefault(self.suspect, steepness)
+        if self.returns >= FEW_RETURNS or (self.returns == 0 and steepness >= STEEPER * known):
+            return self.suspect
+        self.forgone[self.suspect] = self.forgone.get(self.suspect, 1.0) * self.settings.shrink
+        return None
+
+    def _suspect(self, fall: float, shortfalls: Mapping[int, tuple[float, float]]) -> int | None:
+        """Without whose part there would have been no fall, if nobody else has much of a part in it."""
         parts = sorted(shortfalls, key=lambda site: shortfalls[site][0], reverse=True)
         if len(parts) < 3 or not math.isfinite(fall):
             return None
         first, second = (shortfalls[site][0] for site in parts[:2])
-        if not (first >= fall and second < PART * fall):
-            return None
-        steepness = first / max(shortfalls[parts[0]][1], np.finfo(float).tiny)
-        if steepness >= STEEPER * self.steepness.setdefault(parts[0], steepness):
-            return parts[0]
-        self.forgone[parts[0]] = self.forgone.get(parts[0], 1.0) * self.settings.shrink
-        return None
+        return parts[0] if first >= fall and second < PART * fall else None
 
     def temper(self, proposal: Proposal) -> Family:
         # What others did cannot be taken back from these.
