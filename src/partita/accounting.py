@@ -375,7 +375,8 @@ class Evidence:
             if not old.place.astray:
                 short, later = self.shortfalls.get(site, (0.0, 0.0))
                 short += old.at(new.place) - new.value
-                self.shortfalls[site] = (short, later + new.place.travelled - old.place.travelled)
+                later += new.place.travelled - old.place.travelled + abs(old.carried(new.place.hyper))
+                self.shortfalls[site] = (short, later)
             # After a shorter way rounding is all that is measured.
             if measure and distance > SHORTEST * (1 + abs(new.value)) and not old.place.astray:
                 error = abs(new.value - old.at(new.place))

@@ -369,13 +369,13 @@ class Ledger:
         cavity, share = self.cavity(site), 1.0
         spoken = [_sizes((cavity * other).cone()) for other in rows_of(others)]
         usual = reduce(larger, spoken, _sizes(cavity.cone()))
-        # Of the first who says anything, nobody knows what is out of proportion: only what is lost for sure.
+        # Of the first who says anything, nobody knows what is out of proportion: only what is lost of its own.
         alone = not spoken and all(map(np.array_equal, jax.tree.leaves(cavity), jax.tree.leaves(self.prior)))
         times = 1 / ROUNDING if alone else 1 / LOST
         while share >= least:
             end = (self.posterior * change**share).cone()
             lost = jax.tree.map(lambda floor: times * floor, rounding_floor(end))
-            if not _exceed(_sizes(end), usual) or is_surely_inside(lowered(cavity.cone(), lost)):
+            if not _exceed(_sizes(end), usual) or is_surely_inside(lowered(end if alone else cavity.cone(), lost)):
                 return share
             share /= 2
         return 0.0

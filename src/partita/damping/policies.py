@@ -20,8 +20,9 @@ from partita.ledger import scaled
 # After so many returns in a row, what was better before cannot be had back; after fewer, by one site's fault.
 MOST_RETURNS, FEW_RETURNS = 8, 2
 # A site is to blame for a fall if nobody else's part in it is a quarter of it, and if its values fall short of what it
-# proposes half as steeply again as when that happened first: where steps are shorter, honest ones do not.
-PART, STEEPER = 0.25, 1.5
+# proposes half as steeply again as when that happened first: where steps are shorter, honest ones do not. Where it is
+# nearer than this, nothing has moved, and nobody is to blame.
+PART, STEEPER, NEAREST = 0.25, 1.5, 1e-12
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class AutoTempering(Tempering):
         if self.suspect is None:
             return None
         short, later = shortfalls.get(self.suspect, (0.0, 0.0))
-        steepness = short / max(later, np.finfo(float).tiny)
+        steepness = short / max(later, NEAREST)
         known = self.steepness.setdefault(self.suspect, steepness)
         if self.returns >= FEW_RETURNS or (self.returns == 0 and steepness >= STEEPER * known):
             return self.suspect
@@ -215,7 +216,8 @@ class AutoTempering(Tempering):
         if len(parts) < 3 or not math.isfinite(fall):
             return None
         first, second = (shortfalls[site][0] for site in parts[:2])
-        return parts[0] if first >= fall and second < PART * fall else None
+        alone = first >= fall and second < PART * fall
+        return parts[0] if alone and shortfalls[parts[0]][1] > NEAREST else None
 
     def temper(self, proposal: Proposal) -> Family:
         # What others did cannot be taken back from these.
