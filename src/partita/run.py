@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -541,7 +541,7 @@ class Books:
     def of(cls, run: Run) -> "Books":
         sites = run.ledger.sites
         damping = run.damping.begin(sites, run.schedule.parallel, run.stochastic)
-        return cls(Board(sites, run.seed), Tally(), Evidence(sites), Trust(run.limits), damping)
+        return cls(Board(sites, run.seed), Tally(), Evidence(sites, run.stochastic), Trust(run.limits), damping)
 
 
 def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
@@ -621,6 +621,7 @@ def _note(notice: Notice, run: Run, books: Books) -> None:
         if site not in run.ledger.retired:
             board.readmitted(site)
             books.trust.forgive(site)
+            books.evidence.forgive(site)
     else:
         board.left(site, notice.reason or notice.kind, barred=notice.kind != "away")
         if notice.kind == "retired":
@@ -663,7 +664,7 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
         evidence.distrust(site, ledger.factor(site))
     damping.settle(shares)
     if run.learner is not None and complete:
-        _step_hyper(run.learner, ledger)
+        _step_hyper(run.learner, ledger, lambda new: books.trust.allows(before, new))
     change = run.moved(before)
     evidence.moved(change)
     stuck = _stuck(run.names, updates, damping.share, accepted)
@@ -704,11 +705,12 @@ def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, 
     # What cannot be taken is no gradient either.
     nothing = jax.tree.map(np.zeros_like, run.ledger.prior)
     followed = [
-        update if run.ledger.takes(update.change, run.least) else replace(update, change=nothing) for update in updates
+        update if run.ledger.takes(update.site, update.change, run.least) else replace(update, change=nothing)
+        for update in updates
     ]
     doubted = evidence.report(followed, distrusted)
     if run.learner is not None:
-        for site in doubted:
+        for site in evidence.not_counted:
             run.learner.forget(site)
     # Where reports are noisy, one that is far off is not counted, but nobody is blamed for it.
     return distrusted if run.stochastic else distrusted | doubted
@@ -722,8 +724,8 @@ def _seen(run: Run, books: Books, complete: bool) -> tuple[float | None, float |
     if complete and evidence.reports:
         gain = 0.0 if run.learner is None else run.learner.gain
         error = math.inf if evidence.shaken else evidence.likely_error(now) + gain
-        books.damping.observe(evidence.comparable(now) - divergence, error)
-        evidence.shaken = False
+        books.damping.observe(evidence.comparable(now) - divergence, error, evidence.shortfalls)
+        evidence.shaken, evidence.shortfalls = False, {}
     if not evidence.has_all(run.ledger.retired):
         return None, None
     return evidence.expected_log_prob(now) - divergence, evidence.error_bound(now)
@@ -753,11 +755,17 @@ def _judged(
             reasons.append(f"its update goes too far, {share:.1g} of it was taken")
         alone = board.is_singled_out(site, STRIKE)
         if alone:
-            reasons.append("its update would leave a density improper, and nothing of it was taken")
+            reasons.append(
+                "its update would leave a density improper, or bury the others', and nothing of it was taken"
+            )
         if site in doubted:
             reasons.append(doubted[site])
+        blamed = site == books.damping.blamed and not run.stochastic
+        if blamed:
+            reasons.append("its updates alone made the free energy fall, and it is held back")
         named += [f"{run.names.of(site)}: {reason}" for reason in reasons]
-        strikes = board.struck(site, bool(share < STRIKE or alone or site in doubted))
+        held = books.damping.held.get(site, 1.0) < 1
+        strikes = board.struck(site, bool(share < STRIKE or alone or blamed or site in doubted), held)
         if site in books.trust.exhausted:
             reasons.append(f"its updates have moved the posterior by all of {run.limits.total:g} nats that they may")
         if strikes >= run.limits.strikes or site in books.trust.exhausted:
@@ -766,12 +774,12 @@ def _judged(
     return named, verdicts
 
 
-def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
-    """As much of the step as leaves everything proper: whole, half, a quarter, … or none."""
+def _step_hyper(learner: HyperLearner, ledger: Ledger, allowed: Callable[[Family], bool]) -> None:
+    """As much of the step as leaves everything proper and is allowed: whole, half, a quarter, … or none."""
     old, new = learner.hyper, learner.step(ledger.posterior)
     for halvings in range(20):
         learner.hyper = {name: old[name] * (new[name] / old[name]) ** (0.5**halvings) for name in old}
-        if ledger.replace_prior(prior_of(learner.model, learner.hyper)):
+        if ledger.replace_prior(prior_of(learner.model, learner.hyper), allowed):
             return
     learner.hyper = old
 
