@@ -166,6 +166,35 @@ def test_a_series_with_a_trend_is_followed_as_by_an_exact_process():
     assert learnt["likelihood.noise"] == pytest.approx(np.sqrt(best.k2.noise_level), rel=0.1)
 
 
+@pytest.mark.parametrize("noise", [0.3, 0.1, 0.01])
+def test_the_first_batch_is_learnt_from_as_by_an_exact_process(noise):
+    """From a guess that may be far off: noise of a hundredth of the spread is thirty times less than it says."""
+    generator = np.random.default_rng(0)
+    X = generator.uniform(0, 6, (100, 1))
+    y = 3 + 10 * (np.sin(2 * X[:, 0]) + noise * generator.normal(size=100))
+    model = StreamingGPRegressor(points_per_batch=30, quiet=True).partial_fit(X, y)
+    places = np.linspace(0.2, 5.8, 40)[:, None]
+    mean, std = model.predict(places, return_std=True)
+    reference, (at, unit, centre, scale) = exact(X, y)
+    m, s = reference.predict((places - at) / unit, return_std=True)
+    np.testing.assert_allclose(std, scale * s, rtol=0.1)
+    assert np.max(np.abs(mean - (centre + scale * m)) / (scale * s)) < 0.2
+
+
+def test_equal_columns_learn_equal_things_from_every_batch():
+    generator = np.random.default_rng(0)
+    X = generator.uniform(0, 6, (60, 1))
+    y = np.sin(2 * X[:, 0]) + 0.2 * generator.normal(size=60)
+    Y = np.column_stack([y, 3 + 5 * y, y])
+    model = StreamingGPRegressor(quiet=True)
+    for part in np.split(np.arange(60), 3):
+        model.partial_fit(X[part], Y[part])
+        noise = model.hyperparameters_["likelihood.noise"]
+        np.testing.assert_allclose(noise, noise[0], rtol=1e-6)
+        std = model.predict(X, return_std=True)[1] / [1, 5, 1]
+        np.testing.assert_allclose(std, std[:, :1] * np.ones(3), rtol=1e-6)
+
+
 def test_outputs_with_unlike_scales_and_noise_leave_each_other_alone():
     generator = np.random.default_rng(0)
     x = generator.uniform(-3, 3, 240)

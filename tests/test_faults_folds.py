@@ -93,11 +93,64 @@ def test_21_the_share_of_the_others_does_not_fall(prior, kind, size):
     assert np.all(folded(ledger, [honest] * 4) == 1)
 
 
+@every_family
+@pytest.mark.parametrize("kind", [Ledger, SharedLedger])
+@pytest.mark.parametrize("times", [1.2, 2.0, 4.0, 16.0, 19.0])
+def test_21_nor_by_a_site_that_is_a_little_in_the_way(prior, kind, times):
+    """Together, all five could take a share between 0.05 and 1; without the one, the others take everything."""
+    honest = jax.tree.map(lambda a: 0.05 * a, prior)
+    shares = folded(kind(prior, 5), [honest] * 4 + [jax.tree.map(lambda a: -times * a, prior)], least=STRIKE)
+    assert np.all(shares[:4] == 1)
+    assert (0.9 if times <= 1.2 else 0.02) < shares[4] <= 1
+
+
+@every_family
+@pytest.mark.parametrize("kind", [Ledger, SharedLedger])
+def test_21_where_nobody_alone_is_in_the_way_all_have_the_same_share(prior, kind):
+    shares = folded(kind(prior, 5), [jax.tree.map(lambda a: -0.4 * a, prior)] * 5, least=STRIKE)
+    assert 0.2 < shares[0] < 1
+    assert np.all(shares == shares[0])
+
+
+@every_family
+@pytest.mark.parametrize("kind", [Ledger, SharedLedger])
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("size", [1e13, 1e15, 1e20, 1e300, -1e20])
+def test_21_nothing_is_buried_beside_numbers_that_are_very_large(prior, kind, together, size):
+    """Beside them, all that others say of other coordinates would be lost in rounding, and could not be taken."""
+    honest = jax.tree.map(lambda a: 0.05 * a, prior)
+    ledger = kind(prior, 5)
+    if together:
+        assert np.all(folded(ledger, [honest] * 4 + [sunk(honest, size)], least=STRIKE)[:4] == 1)
+    else:
+        for site, change in enumerate([honest, sunk(honest, size), honest]):
+            (task,) = ledger.dispatch([site], {})
+            ledger.fold([Update(task.site, task.version, change, 0.0)], least=STRIKE)
+    down = jax.tree.map(lambda a: -0.2 * a, honest)
+    before = ledger.posterior
+    assert np.all(folded(ledger, [down] * 4, least=STRIKE) == 1)
+    first = [jax.tree.leaves(density)[-1].flat[-1] for density in (before, ledger.posterior, prior)]
+    if len(jax.tree.leaves(prior)[-1].flat) > 1:
+        assert first[0] - first[1] == pytest.approx(0.04 * first[2], rel=1e-6)
+
+
+def test_21_large_honest_sites_bury_nobody():
+    """Sites of very different scales are taken whole: a wide prior, and data in unusual units."""
+    prior = Gaussian.from_moments(np.zeros(2), 1e6 * np.eye(2))
+    wide = Gaussian(np.zeros(2), np.diag([1e14, 1e2]))
+    ledger = Ledger(prior, 3)
+    assert np.all(folded(ledger, [wide, wide**0.001, wide**1000.0], least=STRIKE) == 1)
+
+
 @every_schedule
+@pytest.mark.parametrize("size", [-1e8, 1e20])
 @pytest.mark.parametrize("posterior", ["full", "mean-field"])
-def test_21_whoever_would_make_the_posterior_improper_is_named_struck_and_quarantined(schedule, posterior, tmp_path):
+def test_21_whoever_would_make_the_posterior_improper_is_named_struck_and_quarantined(
+    schedule, posterior, size, tmp_path
+):
+    """Or whoever would bury what the others know."""
     model = pt.models.LogisticRegression(features=2, posterior=posterior)
-    engine = lying(change=lambda update: sunk(update.change, place=1))
+    engine = lying(change=lambda update: sunk(update.change, size, place=1))
     run = {"schedule": schedule, "model": model, "run_dir": tmp_path}
     found = []
     result = fit(engine, callbacks=[found.append], **run)
@@ -192,6 +245,70 @@ def test_22_false_reports_of_a_site_do_not_hold_back_the_others(schedule, kind):
     assert all(words.startswith(f"site {BAD}: ") for event in lies for words in event.problems)
 
 
+WIGGLES = {
+    "alternating": lambda time: 1 if time % 2 else -1,
+    "three that cancel": lambda time: [1, 1, -2][time % 3],
+    "at random": lambda time: np.random.default_rng(time).normal(),
+    "honest for long": lambda time: 0 if time < 8 else 1 if time % 2 else -1,
+    "each fourth time": lambda time: 0 if time % 4 else 3,
+    "less each second time": lambda time: -0.9 if time % 2 else 0,
+}
+
+
+def wiggled(wiggle, size, leaf=-1):
+    """An honest change, and more or less of something on top of it: of the identity, if it is a matrix."""
+    times = iter(range(1, 10**6))
+
+    def change(update):
+        leaves, structure = jax.tree.flatten(jax.tree.map(np.array, update.change))
+        leaves[leaf] += size * wiggle(next(times)) * (np.eye(len(leaves[leaf])) if leaves[leaf].ndim > 1 else 1.0)
+        return jax.tree.unflatten(structure, leaves)
+
+    return change
+
+
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.parametrize("leaf", [0, -1], ids=["locations", "precisions"])
+@pytest.mark.parametrize("wiggle", WIGGLES.values(), ids=WIGGLES)
+def test_22_changes_that_vary_do_not_hold_back_the_others(wiggle, leaf):
+    """The free energy falls by what one site's value is short of what it proposed: that one is held back alone."""
+    found, truth = [], []
+    engine = lying(change=wiggled(wiggle, 1.0, leaf))
+    result = fit(engine, Synchronous(rounds=40), callbacks=[found.append])
+    fit(schedule=Synchronous(rounds=40), callbacks=[truth.append])
+    assert sum(event.taken_back for event in found) <= 5
+    asked = [[event.wanted for event in events if not event.taken_back] for events in (found, truth)]
+    assert min(asked[0]) >= 0.5 * min(asked[1])
+    assert asked[0][-1] >= 0.5 * asked[1][-1]
+    assert all(words.startswith(f"site {BAD}: ") for event in found for words in event.problems)
+    assert any("quarantined: its updates alone" in words for event in found for words in event.problems)
+    # The others have ended where they do beside its factor as it is.
+    assert found[-1].change < 1e-4
+    assert np.all(np.abs(result.posterior.location - truth[-1].posterior.location) < 2 * truth[-1].posterior.scale)
+
+
+@pytest.mark.parametrize("size", [0.3, 5.0])
+@pytest.mark.parametrize("posterior", ["full", "mean-field"])
+def test_22_nor_do_larger_and_smaller_ones(size, posterior):
+    model, found = pt.models.LogisticRegression(features=2, posterior=posterior), []
+    engine = lying(change=wiggled(WIGGLES["alternating"], size))
+    fit(engine, Synchronous(rounds=40), model=model, callbacks=[found.append])
+    assert min(event.wanted for event in found if not event.taken_back) >= 0.1
+    assert any("quarantined: its updates alone" in words for event in found for words in event.problems)
+
+
+@pytest.mark.parametrize("sizes", [[12] * 5, [5, 12, 50, 500, 5000], [5000, 5, 5, 5]])
+def test_22_nobody_is_blamed_where_honest_steps_go_too_far(sizes):
+    """Counts overshoot: all are asked for less, whoever has most of the data."""
+    generator, shards = np.random.default_rng(5), []
+    for rows in sizes:
+        x = generator.normal(size=(rows, 4))
+        shards.append((x, generator.poisson(np.exp(np.clip(0.7 * x.sum(axis=1), -8, 8))).astype(float)))
+    model = pt.models.PoissonRegression(features=4)
+    result = fit(model=model, shards=shards, schedule=Synchronous(rounds=40))
+    assert not any(row["problem"] for row in result.history)
+
+
 @every_schedule
 def test_22_honest_sites_are_not_doubted(schedule):
     for model in (MODEL, pt.models.LogisticRegression(features=2, posterior="mean-field")):
@@ -220,6 +337,84 @@ def test_23_hyperparameters_move_no_further_than_honest_sites_take_them(schedule
     assert max(ways) <= 0.15
     if not isinstance(schedule, Asynchronous):  # where all have to report for a step, and there were fewer of them
         assert where == pytest.approx(wanted, abs=0.2)
+
+
+def in_turn(slope):
+    """Gradients that change from one time to the next, as a function of the time and of the truth."""
+    times = iter(range(1, 10**6))
+
+    def gradient(update):
+        time = next(times)
+        return {name: slope(time, value) for name, value in update.hyper_gradient.items()}
+
+    return gradient
+
+
+ADAPTIVE = {
+    "two sizes": lambda time, true: 1e3 if time % 2 else 1e2,
+    "two sizes, downwards": lambda time, true: -1e3 if time % 2 else -1e2,
+    "large, then nothing": lambda time, true: 1e3 if time % 2 else 0.0,
+    "large, then honest": lambda time, true: 1e3 if time % 2 else true,
+    "far down, then honest": lambda time, true: -1e3 if time % 2 else true,
+    "around the truth": lambda time, true: true + (1e3 if time % 2 else -1e3),
+    "three sizes that cancel": lambda time, true: [1e3, 1e3, -2e3][time % 3],
+    "falling": lambda time, true: 1e4 * 0.9**time,
+    "growing": lambda time, true: 1.3**time,
+    "growing downwards": lambda time, true: -(1.3**time),
+    "honest for long": lambda time, true: true if time < 15 else 1e3,
+    "honest for long, then two sizes": lambda time, true: true if time < 15 else 1e3 if time % 2 else 1e2,
+    "three times honest, three times not": lambda time, true: true if (time // 3) % 2 else 3e2,
+    "at random": lambda time, true: true + 1e3 * np.random.default_rng(time).normal(),
+    "off by the same": lambda time, true: true + 50,
+    "the other way": lambda time, true: -3 * true,
+}
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=30), Sequential(passes=30), Asynchronous(updates=150)])
+@pytest.mark.parametrize("slope", ADAPTIVE.values(), ids=ADAPTIVE)
+def test_23_nor_by_gradients_that_change_from_one_time_to_the_next(schedule, slope):
+    """With honest log likelihoods: slopes that values do not follow, or that move without a cause, do not count."""
+    learn, found = {"hyper": pt.LearnHyper("noise"), "model": LINEAR, "shards": LINES}, []
+    steered = fit(lying(hyper_gradient=in_turn(slope)), schedule, callbacks=[found.append], **learn)
+    honest = fit(None, schedule, **(learn | {"shards": [LINES[site] for site in OTHERS]}))
+    ways = [math.log(row["hyper.noise"]) for row in steered.history]
+    wanted = [math.log(row["hyper.noise"]) for row in honest.history]
+    assert min(wanted) - 0.2 <= min(ways)
+    assert max(ways) <= 0.15
+    if not isinstance(schedule, Asynchronous):  # where all have to report for a step, and there were fewer of them
+        assert ways[-1] == pytest.approx(wanted[-1], abs=0.2)
+    problems = [words for event in found for words in event.problems]
+    assert problems
+    assert all(words.startswith(f"site {BAD}: ") for words in problems)
+    assert any("quarantined" in words for words in problems)
+
+
+def test_23_a_hyperparameter_of_the_prior_alone_has_no_gradient_at_a_site():
+    """One that is made up would let another be made up beside it, so that both together agree with the values."""
+
+    def gradient(update):
+        return update.hyper_gradient | {"prior_scale": 30.0}
+
+    learn, found = {"hyper": pt.LearnHyper(), "model": LINEAR, "shards": LINES}, []
+    fit(lying(hyper_gradient=gradient), Synchronous(rounds=10), callbacks=[found.append], **learn)
+    assert any("one of which the others have none" in words for event in found for words in event.problems)
+
+
+SIZES = [5, 12, 50, 500, 5000]
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=20), Sequential(passes=12), Asynchronous(updates=60)])
+@pytest.mark.parametrize("start", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("noisy", [None, 0, 4])
+def test_23_honest_sites_of_all_sizes_are_not_doubted(schedule, start, noisy):
+    """From 5 rows to 5000, one with ten times the noise; what is learnt is learnt from all of them."""
+    generator, lines = np.random.default_rng(3), []
+    for site, rows in enumerate(SIZES):
+        x = generator.normal(size=(rows, 2))
+        lines.append((x, x @ [1.0, -0.5] + (2.0 if site == noisy else 0.2) * generator.normal(size=rows)))
+    model = pt.models.LinearRegression(features=2, noise=start)
+    result = fit(None, schedule, model=model, shards=lines, hyper=pt.LearnHyper("noise"))
+    assert not any(row["problem"] for row in result.history)
 
 
 def test_23_a_site_that_is_away_still_counts_with_its_latest_share():
@@ -293,6 +488,21 @@ def test_24_a_limit_over_a_run_holds_for_each_site(schedule, tmp_path):
     assert "all of 6 nats" in notice.reason
     again = fit(engine, schedule, damping=0.3, limits=limits, run_dir=tmp_path, resume=True)
     assert again.fingerprint == result.fingerprint
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=12), Sequential(passes=12), Asynchronous(updates=60)])
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("largest", [0.5, 5.0])
+def test_24_a_fold_is_within_the_limit_with_its_step_of_hyperparameters(schedule, shared, largest):
+    """The prior's own scale is learnt, and moves the posterior too."""
+    found = []
+    learn = {"hyper": pt.LearnHyper(first_step=largest, largest_step=largest), "model": LINEAR, "shards": LINES}
+    fit(None, schedule, limits=Limits(change=0.2), shared=shared, callbacks=[found.append], **learn)
+    ways = [event.change for event in found]
+    assert max(ways) <= 0.2
+    assert sum(ways) > 0.2
+    assert found[-1].hyper != LINEAR.hyper
 
 
 @dataclasses.dataclass

@@ -120,7 +120,7 @@ def test_a_site_notices_that_its_data_have_changed(server, folder):
     with (folder / "data.csv").open("a") as stream:
         stream.write("0.5,another,nan,0.25\n")
     assert site.answer("about", greeting)["error"] == "cannot answer; its own log says why"
-    assert site.problem.startswith("ShardError: site 1: y: is not finite at [31]")
+    assert site.problem.startswith("ShardError: site b: y: is not finite at [31]")
 
 
 def scaled(server):

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 import partita as pt
 from partita import telemetry
 from partita.cli import app
-from partita.errors import InputError, NotFinite, RunMismatch, ShardError
+from partita.errors import InputError, RunMismatch
 from partita.formulas.advice import alike, unlikely_levels
 from partita.formulas.design import as_family, designed
-from partita.formulas.naming import name_sites, read_names
 from partita.launch import follow_run
+from partita.storage import read_names
 
 
 def table(rows=90):
@@ -164,35 +164,16 @@ def test_the_family_of_another_package_gets_a_suggestion():
         as_family(sm.families.Binomial())
 
 
-def test_errors_of_a_run_call_sites_by_name(monkeypatch):
-    def fail(*_, **__):
-        raise ShardError(1, "y", "expected something else")
+def test_a_run_knows_what_sites_are_called(monkeypatch):
+    real, given = pt.fit, []
 
-    monkeypatch.setattr("partita.formulas.fitting.fit", fail)
-    with pytest.raises(ShardError, match="^site south: y: expected something else$"):
-        pt.regress("y ~ x", sites())
+    def watched(*arguments, **settings):
+        given.append(settings["names"])
+        return real(*arguments, **settings)
 
-    def fail_late(*_, **__):
-        raise NotFinite("site 0: its log likelihood is nan under the posterior")
-
-    monkeypatch.setattr("partita.formulas.fitting.fit", fail_late)
-    with pytest.raises(NotFinite, match="^site north: its log likelihood"):
-        pt.regress("y ~ x", sites())
-    assert name_sites("site 12 and site 1", ["a", "b"]) == "site 12 and site b"
-
-
-def test_problems_in_a_history_call_sites_by_name(monkeypatch):
-    real = pt.fit
-
-    def troubled(*arguments, **settings):
-        result = real(*arguments, **settings)
-        result.history[-1]["problem"] = "site 1: solver stopped"
-        return result
-
-    monkeypatch.setattr("partita.formulas.fitting.fit", troubled)
-    with pytest.warns(RuntimeWarning, match="the last round had a problem: site south: solver stopped"):
-        found = pt.regress("y ~ x", sites())
-    assert found.result.history[-1]["problem"] == "site south: solver stopped"
+    monkeypatch.setattr("partita.formulas.fitting.fit", watched)
+    pt.regress("y ~ x", sites(), quiet=True)
+    assert given == [["north", "south"]]
 
 
 def test_who_watches_a_run_sees_names(tmp_path):
@@ -231,3 +212,53 @@ def test_commands_say_so_too(tmp_path, monkeypatch):
     assert outcome.exit_code == 0, outcome.exception
     assert "target ill: what is modelled is 'sick', against 'healthy'" in outcome.stderr
     assert json.loads((tmp_path / "run" / "regression.json").read_text())["family"] == "bernoulli"
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("first", [2**53, 2**63, 2**64 + 2])
+def test_names_that_are_long_numbers_are_not_taken_for_each_other(first, missing, tmp_path):
+    """Floats do not tell 2**53 from 2**53 + 1: people of a file were merged, those of a frame were not."""
+    ids = [first, first + 1, first + 2] * 30
+    lines = [f"{'' if missing and i == 3 else one},{y}" for i, (one, y) in enumerate(zip(ids, TABLE.y, strict=True))]
+    (tmp_path / "all.csv").write_text("\n".join(["who,y", *lines]))
+    tables = {"all": tmp_path / "all.csv"}
+    found = pt.regress("y ~ 1 + (1 | who)", tables, schedule=pt.schedules.Synchronous(rounds=1), quiet=True)
+    assert found.counts["all"].groups == 3
+    assert found.counts["all"].missing == missing
+    found = pt.regress("y ~ C(who)", tables, quiet=True)
+    assert found.design.names == (f"C(who)[T.{first + 1}]", f"C(who)[T.{first + 2}]")
+
+
+def test_long_numbers_are_numbers_too(tmp_path):
+    table = pd.DataFrame({"big": (np.arange(90) + 1) * 2**53, "y": TABLE.y})
+    table.to_csv(tmp_path / "all.csv", index=False)
+    slope = pt.regress("y ~ big", {"all": tmp_path / "all.csv"}, quiet=True).coefficients()[1]["mean"]
+    expected = pt.regress("y ~ small", {"all": table.assign(small=table.big / 2**53)}, quiet=True).coefficients()[1]
+    np.testing.assert_allclose(slope * 2**53, expected["mean"], rtol=1e-9)
+
+
+def test_sites_whose_names_are_the_same_in_words():
+    """The first one's rows were lost without a word."""
+    with pytest.raises(InputError, match="two are called '1': give each a name of its own"):
+        pt.regress("y ~ x", {1: TABLE[:50], "1": TABLE[50:]})
+
+
+def test_numbers_whose_squares_vanish():
+    for formula, name in (("y ~ I(x * 1e-200)", "I(x * 1e-200)"), ("I(y * 1e-200) ~ x", "I(y * 1e-200)")):
+        with pytest.raises(InputError) as caught:
+            pt.regress(formula, sites(), quiet=True)
+        assert str(caught.value).startswith(f"column {name!r}: has numbers so small that their squares are zero")
+    small = pt.regress("y ~ I(x * 1e-140)", sites(), quiet=True).coefficients()[1]
+    usual = pt.regress("y ~ x", sites(), quiet=True).coefficients()[1]
+    np.testing.assert_allclose(small["mean"] * 1e-140, usual["mean"], rtol=1e-9)
+
+
+def test_progress_and_the_log_evidence_are_in_the_same_units(monkeypatch):
+    """Runs have units of their own: lines of progress ended far from what was found."""
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    stream = io.StringIO()
+    progress = telemetry.Progress("trial", Console(file=stream, width=100))
+    found = pt.regress("y ~ x", sites(y=1000 * TABLE.y), callbacks=[progress], quiet=True)
+    shown = float(stream.getvalue().split("free energy ")[-1])
+    assert abs(shown - found.log_evidence) < 0.01
+    assert progress.offset == 0

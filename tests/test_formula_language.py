@@ -198,3 +198,19 @@ def test_interactions_that_are_few_are_written_out():
 def test_names_with_dots_are_found():
     design, _ = designed("y ~ wt.loss + log(1 + `wt.loss`**2)", "poisson", SITES)
     assert design.names == ("wt.loss", "log(1 + `wt.loss` ** 2)")
+
+
+@pytest.mark.parametrize(
+    "formula",
+    ["y ~ y + x", "np.log(y) ~ y", "y ~ x + np.log(y)", "y ~ x:y", "I(a - b) ~ a + b", "y ~ x + (1 | y)", "C(y) ~ y"],
+)
+def test_a_target_that_would_explain_itself_is_refused(formula):
+    with pytest.raises(InputError, match=r"explained by itself; leave `[ay]`.* out of the right side"):
+        parse(formula)
+
+
+def test_a_change_may_be_explained_by_where_it_began():
+    assert parse("I(after - before) ~ before + arm").inputs == ("arm", "before")
+    assert parse("y ~ x - y").inputs == ("x",)
+    with pytest.raises(InputError, match="the target, left of ~, is no column"):
+        parse("1 ~ x")

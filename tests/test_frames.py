@@ -1,5 +1,7 @@
 """The estimators in scikit-learn's company: frames with named columns, pipelines, searches, routed metadata."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -7,6 +9,7 @@ import pytest
 import sklearn
 from sklearn.base import clone
 from sklearn.datasets import load_iris
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, LeaveOneGroupOut, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -132,3 +135,33 @@ def test_names_survive_pipelines_whose_steps_give_frames(kind):
     table = pd.DataFrame(X, columns=NAMES)
     pipeline = make_pipeline(StandardScaler(), clone(estimator)).set_output(transform="pandas").fit(table, y)
     assert pipeline[-1].feature_names_in_.tolist() == pipeline.feature_names_in_.tolist() == NAMES
+
+
+@pytest.mark.parametrize("output", ["default", "pandas", "polars"])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [(pt.PartitionedClassifier, LogisticRegression), (pt.PartitionedRegressor, LinearRegression)],
+    ids=["classifier", "regressor"],
+)
+def test_names_in_a_pipeline_are_those_of_scikit_learn(own, theirs, named, output):
+    """A scaler hands arrays on unless it is told not to; whatever arrives, the last step knows and says the same."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(40, 2)), columns=["age", "dose"])
+    y = (frame.age + rng.normal(size=40) > 0).astype(int)
+    X = frame if named else frame.to_numpy()
+
+    def look(last):
+        make_pipeline(StandardScaler(), last).set_output(transform=output).fit(X, y)
+        said = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for rows in (frame, frame.to_numpy(), frame[["dose", "age"]]):
+                try:
+                    last.predict(rows)
+                except ValueError as error:
+                    said.append(str(error))
+        said += [str(one.message).replace(type(last).__name__, "") for one in caught]
+        return getattr(last, "feature_names_in_", np.array([])).tolist(), said
+
+    assert look(own(quiet=True)) == look(theirs())

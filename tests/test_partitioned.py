@@ -137,7 +137,7 @@ def test_a_stream_learns_its_noise(settings):
     for part in (np.arange(220), np.arange(220, 440), np.repeat(441, 3)):
         model.partial_fit(X[part], y[part])
     mean, std = model.predict(X, return_std=True)
-    noise = model._unit * model.result_.hyper["noise"]
+    noise = model._units.target.scale * model.result_.hyper["noise"]
     assert noise == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)), rel=0.05)
     assert np.all(std > noise)
     assert np.mean(np.abs(y - mean) < 1.96 * std) > 0.93
@@ -247,11 +247,3 @@ def test_bad_input(fitted):
         pt.fit(fitted.result_.model, [CANCER] * 3, factors=[factor**-5.0 for factor in factors])
     with pytest.raises(InputError, match="factors: expected a Gaussian"):
         pt.fit(fitted.result_.model, [CANCER], factors=[pt.families.MeanField(np.zeros(7), np.ones(7))])
-
-
-def test_columns_that_begin_to_vary_are_said_aloud():
-    X = np.random.default_rng(0).normal(size=(40, 2))
-    model = pt.PartitionedRegressor(quiet=True)
-    model.partial_fit(np.column_stack([np.zeros(20), X[:20, 1]]), X[:20, 1])
-    with pytest.warns(UserWarning, match="column 0 did not vary in the first batch"):
-        model.partial_fit(X[20:], X[20:, 1])

@@ -36,13 +36,24 @@ def test_plain_lines_elsewhere_and_not_too_many(monkeypatch):
     assert told(terminal=False)[0] == ""
     monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
     text, result = told(terminal=False)
-    first, last = (row["free_energy"] for row in (result.history[0], result.history[-1]))
-    assert text.splitlines() == [
-        f"trial: round 1 of 3, free energy {first:.2f}",
-        f"trial: round 3 of 3, free energy {last:.2f}",
-    ]
+    last = result.history[-1]["free_energy"]
+    assert text.splitlines() == ["trial: round 1 of 3", f"trial: round 3 of 3, free energy {last:.2f}"]
     monkeypatch.setattr(telemetry, "BETWEEN_LINES", 0.0)
     assert len(told(terminal=False)[0].splitlines()) == 3
+
+
+def test_the_free_energy_of_a_wide_prior_is_not_shown(monkeypatch):
+    """It is about the prior's width, not about what was learnt."""
+    monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
+    monkeypatch.setattr(telemetry, "BETWEEN_LINES", 0.0)
+    model = pt.models.LinearRegression(features=1, noise=1.0, prior_scale=1e6)
+    stream = io.StringIO()
+    progress = Progress("trial", Console(file=stream, force_terminal=False, width=100))
+    result = pt.fit(model, SHARDS, schedule=pt.schedules.Synchronous(rounds=3), callbacks=[progress])
+    known = [row["free_energy"] for row in result.history if row["free_energy"] is not None]
+    assert known[0] < -1e9
+    assert f"{known[0]:.2f}" not in stream.getvalue()
+    assert f"free energy {known[-1]:.2f}" in stream.getvalue()
 
 
 @pytest.mark.parametrize(("terminal", "words"), [(False, "trial: settled in round 4, of at most 48"), (True, "8/8")])

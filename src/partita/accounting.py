@@ -20,9 +20,16 @@ SHORTEST = 1e-8
 MARGIN = 1 / 3
 # A report may be so many times as far from what was expected as gradients differ, and as others' reports are.
 WIDE, UNUSUAL, ROUNDING = 4.0, 20.0, 1e4
-# The same where hyperparameters have moved: a mean of two gradients is off by half of their difference at most. A site
-# that may differ from itself by more could say anything.
-NARROW = 0.6
+# The same where hyperparameters have moved: a mean of two gradients is off by half of their difference at most, and by
+# a twelfth of it where steps are short. A site that may differ from itself by half could say anything.
+NARROW, NARROWEST = 0.6, 0.25
+# By the logarithms of hyperparameters, a log likelihood changes by so many times its own size at most, and so do its
+# slopes: twice, if it goes with the square.
+STEEPEST, STEEPENING = 20.0, 8.0
+# Of what others are off by, so much is nothing unusual where reports are not noisy.
+LIKE_OTHERS = 5.0
+# So many reports in a row have to be believed after one that was not, before a site's slopes count again.
+PROBATION = 3
 # Nats that quadrature leaves between values and gradients, and that steer nobody.
 NEGLIGIBLE = 1e-3
 # Beyond this, differences of inner products are no numbers.
@@ -117,7 +124,7 @@ class Report:
 
     def drift(self, start: Hyper, end: Hyper) -> float:
         """What a way from some hyperparameters to others makes of the value, to first order."""
-        return sum(slope * math.log(end[name] / start[name]) for name, slope in self.slopes.items())
+        return sum(self.drifts(start, end))
 
     def carried(self, hyper: Hyper) -> float:
         """What these hyperparameters make of the value."""
@@ -127,7 +134,41 @@ class Report:
         """The value elsewhere, to first order."""
         return self.value + inner_product(self.message, place.mean) - self.expected + self.carried(place.hyper)
 
-    def contradiction(self, new: "Report") -> "Contradiction":
+    def parts(self) -> float:
+        """What a log likelihood is made of, which may cancel."""
+        return gross_product(self.message, self.place.mean)
+
+    def drifts(self, start: Hyper, end: Hyper) -> list[float]:
+        """What each hyperparameter makes of the value on a way, to first order."""
+        return [slope * math.log(end[name] / start[name]) for name, slope in self.slopes.items()]
+
+    def gap(self, new: "Report", size: float) -> float:
+        """How far the next value is from what both slopes say, beside how far it may be, of a site of that size."""
+        found = self.contradiction(new, NARROWEST)
+        return found.found / (found.allowed + STEEPENING * self.step(new) ** 3 * size)
+
+    def step(self, new: "Report") -> float:
+        """How far hyperparameters have moved."""
+        return sum(abs(math.log(new.place.hyper[name] / self.place.hyper[name])) for name in new.slopes)
+
+    def jumps(self, new: "Report", size: float) -> dict[str, float]:
+        """By hyperparameter, how far its slope has moved, beside how far it can have, of a site of that size.
+
+        Slopes go with what they are slopes of: they move with hyperparameters, and with mean parameters as values do;
+        where neither has moved, they have not. A site that changes only what it says is found out by that.
+        """
+        way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
+        moved = max(gross_product(report.message, way) for report in (self, new))
+        rounding = ROUNDING * float(np.finfo(self.message.dtype).eps) * size
+        step = self.step(new)
+        least = {name: min(abs(slope), abs(new.slopes[name])) for name, slope in self.slopes.items()}
+        return {
+            name: abs(new.slopes[name] - slope)
+            / (NEGLIGIBLE + rounding + STEEPENING * (step * (size + least[name]) + moved))
+            for name, slope in self.slopes.items()
+        }
+
+    def contradiction(self, new: "Report", narrow: float = NARROW) -> "Contradiction":
         """How well the site's next report follows from this one: its value lies between what both gradients say.
 
         That is so wherever the value is convex or concave on the way, and nearly so on any short one. Changes say how
@@ -135,16 +176,16 @@ class Report:
         """
         way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
         ways = [inner_product(density, way) for density in (self.message, new.message, self.change, new.change)]
-        drifts = [report.drift(self.place.hyper, new.place.hyper) for report in (self, new)]
+        drifts = [report.drifts(self.place.hyper, new.place.hyper) for report in (self, new)]
         slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3])
         size = abs(self.value) + abs(new.value)
         expected = self.value + 0.5 * (ways[0] + ways[1])
         return Contradiction(
             expected,
-            abs(new.value - expected - 0.5 * sum(drifts)),
+            abs(new.value - expected - 0.5 * sum(map(sum, drifts))),
             NEGLIGIBLE
             + WIDE * slack
-            + NARROW * abs(drifts[0] - drifts[1])
+            + narrow * sum(abs(first - second) for first, second in zip(*drifts, strict=True))
             + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
         )
 
@@ -177,7 +218,17 @@ class Evidence:
     """
 
     sites: int
+    # Whether reports are noisy: then they may differ as others' do.
+    noisy: bool = False
     reports: dict[int, Report] = field(default_factory=dict)
+    # Of each site, the last report whose slopes were believed; the largest size of what it reported.
+    believed: dict[int, Report] = field(default_factory=dict)
+    largest: dict[int, float] = field(default_factory=dict)
+    # How many reports more have to be believed before a site's slopes count again.
+    probation: dict[int, int] = field(default_factory=dict)
+    # How far slopes have moved, and values from what slopes say, beside how far they may.
+    jumps: dict[int, float] = field(default_factory=dict)
+    gaps: dict[int, float] = field(default_factory=dict)
     asked: dict[int, tuple[Family, Place]] = field(default_factory=dict)
     # Who has reported since the last time that all had; and whose report was no number.
     fresh: set[int] = field(default_factory=set)
@@ -187,6 +238,9 @@ class Evidence:
     within: set[int] = field(default_factory=set)
     length: float = 0.0
     travelled: float = 0.0
+    # By how much sites' values are short of what their proposals made of them, since free energies were compared last,
+    # and how many nats later.
+    shortfalls: dict[int, tuple[float, float]] = field(default_factory=dict)
     # How far off the first order was lately, and after which distance.
     measured: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
     # How far each site's last value was from what its updates made expect.
@@ -222,7 +276,7 @@ class Evidence:
             site: self.reports[site].contradiction(report) for site, report in reports.items() if site in self.reports
         }
         self.contradictions.update({site: one.found for site, one in found.items()})
-        doubted = {}
+        doubted, unlikely = {}, self._unlikely(reports)
         for site, report in reports.items():
             if site in found and found[site].found > found[site].allowed + UNUSUAL * self._usual_contradiction(site):
                 doubted[site] = (
@@ -233,9 +287,57 @@ class Evidence:
                 kept = replace(report, value=found[site].expected, doubted=True, unsure=unsure)
                 self._keep(site, kept, measure=False)
             else:
-                self._keep(site, replace(report, doubted=site in distrusted))
+                self._keep(site, replace(report, doubted=site in distrusted or site in unlikely))
+                if site not in unlikely:
+                    self.believed[site] = report
+            left = self.probation.get(site, 0) - 1
+            self.probation[site] = PROBATION if site in doubted or site in unlikely else max(0, left)
         self.shaken = self.shaken or bool(doubted)
-        return doubted
+        return unlikely | doubted
+
+    @property
+    def not_counted(self) -> list[int]:
+        """Whose slopes do not count, because the site contradicted itself lately."""
+        return [site for site, left in self.probation.items() if left > 0]
+
+    def _unlikely(self, reports: Mapping[int, Report]) -> dict[int, str]:
+        """Whose slopes by hyperparameters cannot be, and why.
+
+        A site is measured by the last that was believed of it: what it said since does not count.
+        """
+        sloping = {site: report for site, report in reports.items() if report.slopes}
+        for site, report in sloping.items():
+            self.largest[site] = max(self.largest.get(site, 0.0), abs(report.value + self.offsets.get(site, 0.0)))
+        for site, old in self.believed.items():
+            if site in sloping:
+                new = sloping[site]
+                size = 1.0 + self.largest[site] + max(old.parts(), new.parts())
+                self.jumps[site] = max(old.jumps(new, size).values())
+                self.gaps[site] = old.gap(new, size)
+        words = {site: self._doubtful(site, report) for site, report in sloping.items()}
+        return {site: f"its gradient by hyperparameters {one}, and was left out" for site, one in words.items() if one}
+
+    def _doubtful(self, site: int, report: Report) -> str:
+        """What is wrong with the slopes of a report: with their size, with how they move, with what values do."""
+        most = STEEPEST * (1.0 + self.largest[site] + report.parts())
+        if not all(abs(slope) <= most for slope in report.slopes.values()):
+            return "is out of all proportion to its log likelihood"
+        if site in self.believed and self._is_unusual(site, self.jumps):
+            return "moves by more than there is a cause for"
+        if site in self.believed and self._is_unusual(site, self.gaps):
+            return "is not what its log likelihood does"
+        return ""
+
+    def _is_unusual(self, site: int, ratios: Mapping[int, float]) -> bool:
+        """Whether what a site says is further off than it may be, and than it is of others, whose model is the same."""
+        others = [found for other, found in ratios.items() if other != site]
+        times = UNUSUAL if self.noisy else LIKE_OTHERS
+        return not ratios[site] <= max(1.0, times * float(np.median(others)) if others else math.inf)
+
+    def forgive(self, site: int) -> None:
+        """Somebody says that a site may be asked again: what it says is believed at first."""
+        self.believed.pop(site, None)
+        self.probation.pop(site, None)
 
     def distrust(self, site: int, factor: Family) -> None:
         """Nothing that a site proposed is followed any more: its factor stands for its gradient."""
@@ -270,6 +372,11 @@ class Evidence:
         if old is not None:
             self._take_out(site)
             distance = old.distance(new.place.length, new.place.hyper)
+            if not old.place.astray:
+                short, later = self.shortfalls.get(site, (0.0, 0.0))
+                short += old.at(new.place) - new.value
+                later += new.place.travelled - old.place.travelled + abs(old.carried(new.place.hyper))
+                self.shortfalls[site] = (short, later)
             # After a shorter way rounding is all that is measured.
             if measure and distance > SHORTEST * (1 + abs(new.value)) and not old.place.astray:
                 error = abs(new.value - old.at(new.place))
@@ -290,6 +397,7 @@ class Evidence:
         """A site's factor has been divided out: its data count no more."""
         self._take_out(site)
         self.reports.pop(site, None)
+        self.believed.pop(site, None)
         self.left_out.pop(site, None)
         self.offsets.pop(site, None)
 
@@ -346,6 +454,9 @@ class Evidence:
             if known != report.value:
                 self.offsets[site] = report.value - known
                 self.reports[site] = replace(report, value=known)
+                if site in self.believed:
+                    old = self.believed[site]
+                    self.believed[site] = replace(old, value=old.value - self.offsets[site])
 
     def error_bound(self, now: Place) -> float:
         """How far `expected_log_prob` may be off.
@@ -380,6 +491,13 @@ class Evidence:
             error(self.measured[site], distance) if site in self.measured else distance
             for site, distance in distances.items()
         )
+
+
+def gross_product(natural: Any, mean: Any) -> float:
+    """As `inner_product`, with every term as large as it is: nothing cancels."""
+    pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return sum(float(np.vdot(np.abs(a).astype(np.float64), np.abs(b).astype(np.float64))) for a, b in pairs)
 
 
 def inner_product(natural: Any, mean: Any) -> float:

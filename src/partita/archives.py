@@ -2,21 +2,26 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from partita.errors import CorruptStorage, RunMismatch, StorageError
+from partita.errors import CorruptStorage, PartitaError, RunMismatch, StorageError, reason
 from partita.files import check_size, replace_file
+from partita.foreign import parse_object
 from partita.messages import content_digest
 from partita.telemetry import Row
 from partita.text import clean
 
 FORMAT = 1
-# Bytes of a saved result. Arrays are as large as the file says that it is, so there is no bomb in it.
+# Bytes of a saved result, which has to fit into memory too. Arrays are as large as the file says that it is, so there
+# is no bomb in it.
 MOST_RESULT = 100_000_000_000
+MOST_ARRAYS = 20_000
 
 
 def write_text(path: str | os.PathLike, text: str) -> Path:
@@ -45,10 +50,12 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
     if os.path.isdir(path):
         raise StorageError(f"{path}: is a folder; a run's result is {Path(path) / 'result.safetensors'}")
     try:
-        check_size(path, MOST_RESULT)
+        check_size(path, min(MOST_RESULT, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
         with safe_open(os.fspath(path), framework="numpy") as stream:
-            metadata = stream.metadata() or {}
-            arrays = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            metadata, names = stream.metadata() or {}, list(stream.keys())
+            if len(names) > MOST_ARRAYS:
+                raise ValueError(f"has {len(names)} arrays, at most {MOST_ARRAYS} are read")
+            arrays = {name: stream.get_tensor(name) for name in names}
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file") from None
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -74,9 +81,18 @@ def check_finite(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None
 
 def _read_about(path: str | os.PathLike, text: str) -> Row:
     try:
-        about = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_object(text)
+    except ValueError as error:
         raise CorruptStorage(f"{path}: not a readable result ({clean(error)})") from error
-    if not isinstance(about, dict):
-        raise CorruptStorage(f"{path}: was not written by Partita")
-    return about
+
+
+@contextmanager
+def doubted(path: str | os.PathLike) -> Iterator[None]:
+    """Whatever goes wrong while a file is made sense of is said of the file: it may be anybody's."""
+    try:
+        yield
+    except PartitaError:
+        raise
+    except Exception as error:
+        # What it says goes through much code, of others too.
+        raise CorruptStorage(f"{path}: is no result that Partita writes ({reason(error)})") from error

@@ -14,7 +14,11 @@ def is_whole(value: Any, least: int = 1) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite one; whole numbers beyond all floats are none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def check_count(place: str = "", **values: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError, ShardError
+from partita.fields import anything, fields, items, maybe, text
 from partita.moments import Moments
 
 # Rows that tell how large values are; how much larger or smaller a batch may be.
@@ -128,14 +129,19 @@ class Columns:
         return {"names": None if self.names is None else list(self.names), **values}
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any] | None) -> "Columns":
-        """The inverse of `settings`; nothing, where nothing was stored."""
+    def from_settings(cls, settings: Any, width: int | None = None) -> "Columns":
+        """The inverse of `settings`, which are checked; nothing, where nothing was stored.
+
+        Args:
+            settings: from a file.
+            width: columns of inputs, if that is known.
+        """
         if settings is None:
             return cls()
-        inputs, targets = (
-            Moments(count, np.asarray(mean, float), np.asarray(total, float))
-            for count, mean, total in (settings["inputs"], settings["targets"])
+        fields({"names": maybe(items(text(), width)), "inputs": items(anything, 3), "targets": items(anything, 3)})(
+            settings, "columns"
         )
+        inputs, targets = (Moments.checked(*settings[name]) for name in ("inputs", "targets"))
         names = settings["names"]
         return cls(None if names is None else tuple(names), inputs, targets)
 

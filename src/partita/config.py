@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import inspect
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from partita.checks import is_whole
 from partita.damping import as_damping
 from partita.errors import ConfigError, InputError
 from partita.files import MOST_SETTINGS, read_file
+from partita.foreign import parse_toml
 from partita.hyper import LearnHyper
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel
@@ -24,6 +24,7 @@ from partita.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
 from partita.telemetry import Row
+from partita.text import clean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Config:
 
 
 SECTIONS = ("data", "partition", "model", "regression", "solver", "schedule", "hyper")
+# Characters of a name that is looked for, or guessed at.
+MOST_NAME = 200
 # Settings of models that follow from the data, or that a file cannot hold.
 DERIVED = ("features", "classes", "layers", "params", "given_prior")
 
@@ -99,11 +102,9 @@ def read_tables(path: Path) -> tuple["Reader", dict[str, Any]]:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise ConfigError(f"{path}: {reason}") from None
     try:
-        return Reader(path, text), tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return Reader(path, text), parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: is nested too deeply") from None
 
 
 def _apply_setting(tables: dict[str, Any], setting: str) -> None:
@@ -112,8 +113,8 @@ def _apply_setting(tables: dict[str, Any], setting: str) -> None:
     if not equals or not all(keys) or len(keys) > 2:
         raise ConfigError(f"--set {setting}: expected section.key=value, for example schedule.rounds=20")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {value}")["value"]
+    except ValueError:
         parsed = value.strip()
     table = tables if len(keys) == 1 else tables.setdefault(keys[0], {})
     if not isinstance(table, dict):
@@ -248,12 +249,14 @@ class Reader:
                 raise self.error(section, key, f"is not a known key{hint}")
 
     def error(self, section: str, key: str, problem: str) -> ConfigError:
-        name = f"[{section}] {key}" if section else key
+        name = f"[{section}] {clean(key)}" if section else clean(key)
         line = self._line(section, key)
         return ConfigError(f"{self.path}{f':{line}' if line else ''}: {name} {problem}")
 
     def _line(self, section: str, key: str) -> int | None:
         current = ""
+        if len(key) > MOST_NAME:
+            return None
         for number, line in enumerate(self.lines, 1):
             if header := re.match(r"\s*\[([^\[\]]+)\]", line):
                 current = header[1].strip()
@@ -265,7 +268,7 @@ class Reader:
 
 
 def _meant(name: Any, known: Any) -> str:
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+    close = difflib.get_close_matches(str(name)[:MOST_NAME], list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 

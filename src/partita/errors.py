@@ -1,6 +1,7 @@
 """Every error that Partita raises on purpose.
 
 PartitaError
+├── SiteError                    whatever is wrong at one site, which is named: ShardError, NotFinite, UpdateRefused
 ├── InputError (ValueError)      data, arguments or settings that cannot be used
 │   ├── ShardError               a site's data
 │   ├── ConfigError              a configuration file
@@ -22,6 +23,8 @@ PartitaError
     └── RunMismatch              it belongs to another run or another version
 """
 
+from collections.abc import Callable
+
 from partita.text import MOST_OF_ERROR, clean
 
 
@@ -38,21 +41,38 @@ class PartitaError(Exception):
         return clean(super().__str__(), MOST_OF_ERROR, lines=True)
 
 
+class SiteError(PartitaError):
+    """Something is wrong at one site. A run counts its sites; whoever knows what they are called says so by `call`."""
+
+    site: int | None
+
+    def __init__(self, site: int | None, problem: str, *others: int):
+        self.site, self._words, self._others = site, problem, others
+        super().__init__(self._told(lambda number: f"site {number}"))
+
+    def call(self, name: Callable[[int], str]) -> None:
+        """Call sites as they are called elsewhere: the words are made anew."""
+        self.args = (self._told(name),)
+
+    def _told(self, name: Callable[[int], str]) -> str:
+        also = f" (and {', '.join(map(name, self._others))})" if self._others else ""
+        return f"{self._words}{also}" if self.site is None else f"{name(self.site)}: {self._words}{also}"
+
+
 class InputError(PartitaError, ValueError):
     """Data, arguments or settings that cannot be used."""
 
 
-class ShardError(InputError):
+class ShardError(SiteError, InputError):
     """One site's data cannot be used; names the site, if they are a site's, and the argument."""
 
-    def __init__(self, site: int | None, argument: str, problem: str):
-        self.site = site
+    def __init__(self, site: int | None, argument: str, problem: str, *others: int):
         self.argument = argument
         self.problem = problem
-        super().__init__(f"{argument}: {problem}" if site is None else f"site {site}: {argument}: {problem}")
+        super().__init__(site, f"{argument}: {problem}", *others)
 
     def __reduce__(self) -> tuple:
-        return type(self), (self.site, self.argument, self.problem)
+        return type(self), (self.site, self.argument, self.problem, *self._others)
 
 
 class ConfigError(InputError):
@@ -75,17 +95,23 @@ class ImproperDensity(PartitaError, ValueError):
     """A density that must be proper is not."""
 
 
-class NotFinite(PartitaError, ArithmeticError):
+class NotFinite(SiteError, ArithmeticError):
     """A fit has ended where the log likelihood of some site is not finite, so that it says nothing."""
 
+    def __init__(self, site: int, problem: str):
+        self.problem = problem
+        super().__init__(site, problem)
 
-class UpdateRefused(PartitaError):
+    def __reduce__(self) -> tuple:
+        return type(self), (self.site, self.problem)
+
+
+class UpdateRefused(SiteError):
     """The ledger did not take an update."""
 
     def __init__(self, site: int, problem: str):
-        self.site = site
         self.problem = problem
-        super().__init__(f"site {site}: {problem}")
+        super().__init__(site, problem)
 
     def __reduce__(self) -> tuple:
         return type(self), (self.site, self.problem)

@@ -4,7 +4,6 @@ What goes wrong is an `OSError` whose `strerror` says what, so that callers repo
 """
 
 import errno
-import json
 import os
 import stat
 import tempfile
@@ -12,10 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from partita.foreign import parse_object
+
 # For the owner alone, whatever the umask.
 FOLDER, FILE = 0o700, 0o600
 # Bytes of what people write by hand, of what a run writes about itself, and of a table.
 MOST_SETTINGS, MOST_NOTES, MOST_TABLE = 1_000_000, 20_000_000, 10_000_000_000
+# Of a line of a table.
+MOST_LINE = 16_000_000
 # Of a journal's database; large updates are beside it.
 MOST_JOURNAL = 1_000_000_000_000
 
@@ -103,15 +106,28 @@ def read_file(path: str | os.PathLike, most: int) -> bytes:
         os.close(handle)
 
 
+def check_lines(path: str | os.PathLike, most: int = MOST_LINE) -> None:
+    """That a text has lines, which a reader takes into memory whole: every part of this size has to end one."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        while len(part := os.read(handle, most)) == most:
+            if b"\n" not in part:
+                raise OSError(errno.EFBIG, f"has a line of more than {most} bytes")
+    finally:
+        os.close(handle)
+
+
 def read_json(path: str | os.PathLike, most: int = MOST_NOTES) -> dict[str, Any]:
     """A JSON object from a file that has at most so many bytes; a ValueError, if there is something else in it."""
+    return parse_object(read_file(path, most))
+
+
+def is_file(path: str | os.PathLike) -> bool:
+    """Whether there is one; a name that none can have is no error."""
     try:
-        found = json.loads(read_file(path, most))
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError("is no JSON object")
-    return found
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _checked(status: os.stat_result, most: int) -> int:

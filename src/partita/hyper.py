@@ -21,9 +21,6 @@ from partita.ledger import Update
 from partita.models import AbstractModel, Hyper
 from partita.runtime import on_host, precision
 
-# A site's slope by the logarithm of a hyperparameter may be so many times the size of what all others report.
-PROPORTION = 1e3
-
 
 @dataclass(frozen=True)
 class LearnHyper:
@@ -70,7 +67,6 @@ class HyperLearner:
         # By the logarithms, where sites were asked. Of a site that is away, the latest share stands for its data, as
         # its factor does in the posterior.
         self._shares: dict[int, Hyper] = {}
-        self._values: dict[int, float] = {}
         self._optimiser = optax.rprop(settings.first_step, min_step_size=1e-9, max_step_size=settings.largest_step)
         with precision(model.dtype):
             self._state = self._optimiser.init(self._logarithms())
@@ -82,27 +78,21 @@ class HyperLearner:
         return {name: np.log(value) for name, value in self._arrays().items() if name in self.names}
 
     def add(self, updates: Sequence[Update]) -> dict[int, str]:
-        """Keep what sites say. Gives whose gradients are out of all proportion.
-
-        Logarithms of hyperparameters change a log likelihood by about its own size, of data like the others'.
-        """
+        """Keep what sites say. Gives whose gradients cannot be."""
         for update in updates:
             self._shares[update.site] = {n: float(g) * self.hyper[n] for n, g in update.hyper_gradient.items()}
-            self._values[update.site] = update.expected_log_prob
         return {
-            update.site: f"its gradient by {name}, {update.hyper_gradient[name]:.3g}, is out of all proportion to the "
-            "others' and was left out"
+            update.site: f"its gradient by {name}, {update.hyper_gradient[name]:.3g}, is one of which the others have "
+            "none, and was left out"
             for update in updates
             for name in self.names
-            if self._exceeds(update.site, name)
+            if self._is_odd(update.site, name)
         }
 
-    def _exceeds(self, site: int, name: str) -> bool:
-        others = [other for other in self._shares if other != site]
-        if not others or site not in self._shares:
-            return False
-        usual = sum(abs(self._shares[other][name]) + abs(self._values[other]) for other in others)
-        return abs(self._shares[site][name]) > PROPORTION * (1 + usual)
+    def _is_odd(self, site: int, name: str) -> bool:
+        """Whether a hyperparameter of the prior alone, of which no log likelihood depends, has a share all the same."""
+        others = [share[name] for other, share in self._shares.items() if other != site]
+        return len(others) > 1 and not any(others) and self._shares.get(site, {}).get(name, 0.0) != 0
 
     def forget(self, site: int) -> None:
         """A site's share does not count any more."""
@@ -112,7 +102,7 @@ class HyperLearner:
         """dF/dε from the sites' shares and the prior's own."""
         with precision(self.model.dtype):
             prior = _prior_gradient(self.model, self._arrays(), posterior)
-        for site in [site for site in self._shares if any(self._exceeds(site, name) for name in self.names)]:
+        for site in [site for site in self._shares if any(self._is_odd(site, name) for name in self.names)]:
             self.forget(site)
         shares = [self._shares[site] for site in sorted(self._shares)]
         return {n: sum(share[n] for share in shares) / self.hyper[n] + float(prior[n]) for n in self.names}

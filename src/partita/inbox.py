@@ -10,6 +10,7 @@ from partita.errors import MalformedUpdate, NotOutstanding, RunMismatch, StaleUp
 from partita.ledger import Ledger, Task, Update
 from partita.limits import Limits
 from partita.messages import Arrival, Notice, NoticeKind
+from partita.naming import SiteNames
 from partita.solvers import Outcome
 from partita.storage import Journal, reached
 
@@ -26,8 +27,17 @@ class Inbox:
     engine afterwards. The disk works while the ledger folds: `settle` waits for it, before the fold is told of.
     """
 
-    def __init__(self, engine: Engine, ledger: Ledger, limits: Limits, learnt: Sequence[str], journal: Journal | None):
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        limits: Limits,
+        learnt: Sequence[str],
+        journal: Journal | None,
+        names: SiteNames,
+    ):
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
+        self._names = names
         # The hyperparameters that sites send gradients of.
         self._learnt = set(learnt)
         self._recorded: Iterator[Arrival] = iter(()) if journal is None else journal.recorded()
@@ -97,7 +107,7 @@ class Inbox:
         self._fruitless += arrival.kind in ("away", "dropped")
         if self._fruitless > FRUITLESS * self._ledger.sites:
             raise Stalled(
-                f"{self._fruitless} tasks in a row came to nothing, the last one of site {arrival.site} "
+                f"{self._fruitless} tasks in a row came to nothing, the last one of {self._names.of(arrival.site)} "
                 f"({arrival.reason or arrival.kind}); the run can be resumed"
             )
 
@@ -148,7 +158,9 @@ class Inbox:
         if isinstance(arrival, Update) or arrival.ends_task:
             held = self._held.pop(arrival.site, None)
             if held is None and isinstance(arrival, Update):
-                raise RunMismatch(f"site {arrival.site}: the journal holds an update that this run did not ask for")
+                raise RunMismatch(
+                    f"{self._names.of(arrival.site)}: the journal holds an update that this run did not ask for"
+                )
 
     def _checked(self, arrival: Arrival) -> Arrival | None:
         """What is taken: an update that is good, or what follows from one that is not; nothing, if nobody asked."""
@@ -165,7 +177,7 @@ class Inbox:
                 return None
             self.refused.append(error)
             kind: NoticeKind = "dropped" if isinstance(error, StaleUpdate) else "quarantined"
-            return Notice(arrival.site, kind, str(error))
+            return Notice(arrival.site, kind, error.problem)
         return arrival
 
     def _check_hyper(self, update: Update) -> None:

@@ -5,17 +5,18 @@ texts are no longer than the file, and no query takes more steps than a file of 
 """
 
 import functools
-import json
 import math
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
+from partita import fields
 from partita.errors import CorruptStorage, RunMismatch, StorageError
 from partita.files import MOST_JOURNAL, check_size
+from partita.foreign import parse_object
 from partita.messages import Notice, NoticeKind
 from partita.telemetry import Row
 
@@ -34,9 +35,20 @@ CREATE TABLE posteriors (fold INTEGER PRIMARY KEY, digest BLOB NOT NULL) STRICT;
 MOST_ROW, MOST_AT_ONCE, MOST_VALUE = 1_000_000, 50_000_000, 64_000_000
 # Steps of SQLite's machine between looks at how many there were, and how many any file may need.
 STEPS, FREE_STEPS = 10_000, 10_000_000
-# What reports rely on in a row of history: numbers; a site may be missing.
-NUMBERS = ("fold", "version", "round", "sites", "accepted", "staleness")
-OPTIONAL = ("site", "total", "free_energy", "messages", "bytes", "seconds")
+# What reports rely on in a row of history; callbacks add what they like.
+HISTORY = fields.fields(
+    {
+        "fold": fields.whole(),
+        "version": fields.whole(1),
+        "round": fields.number(0),
+        "sites": fields.whole(),
+        "accepted": fields.number(),
+        "staleness": fields.number(0),
+        "site": fields.maybe(fields.whole()),
+    },
+    {name: fields.maybe(fields.number()) for name in ("total", "free_energy", "messages", "bytes", "seconds")},
+    fields.anything,
+)
 
 
 def read_history(run_dir: str | os.PathLike, after: int = 0, most: int | None = None) -> list[Row]:
@@ -78,18 +90,13 @@ def _path(run_dir: str | os.PathLike) -> Path:
 def _history_row(run_dir: str | os.PathLike, fold: int, text: str) -> Row:
     """A row whose numbers are numbers."""
     try:
-        row = json.loads(text)
-        missing = [name for name in NUMBERS if not _is_number(row[name])]
-        wrong = [name for name in OPTIONAL if not (row.get(name) is None or _is_number(row[name]))]
-        if missing or wrong or row["fold"] != fold or row["version"] < 1 or (row.get("site") or 0) < 0:
-            raise ValueError(", ".join(missing + wrong) or "fold, version or site")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        row = parse_object(text)
+        HISTORY(row, "row")
+        if row["fold"] != fold:
+            raise ValueError(f"row.fold: expected {fold}, got {row['fold']}")
+    except ValueError as error:
         raise CorruptStorage(f"{_path(run_dir)}: history: fold {fold} is not what a run writes ({error})") from None
     return row
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _selected(

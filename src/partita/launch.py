@@ -11,7 +11,6 @@ from partita.errors import StorageError
 from partita.federation.folders import FEDERATION, read_server
 from partita.formulas import regress
 from partita.formulas.fitting import check_comparable
-from partita.formulas.naming import read_names
 from partita.formulas.regression import check_level
 from partita.formulas.tables import read_sites
 from partita.models import AbstractModel
@@ -21,6 +20,7 @@ from partita.report.follower import Follower
 from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
 from partita.run import fit
+from partita.storage import read_names
 from partita.telemetry import Callback, Every, Row
 
 # A watch is called with the name of a fit and labels for its events, and gives those who listen.

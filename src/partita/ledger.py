@@ -11,6 +11,7 @@ all together, each site has its own share, so that one cannot hold back the othe
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 from partita.errors import ImproperDensity, InputError, MalformedUpdate, NotOutstanding
 from partita.families import Cone, Family
 from partita.families.cone import (
+    ROUNDING,
     admissible_share,
     is_surely_inside,
     larger,
@@ -32,6 +34,12 @@ from partita.runtime import same_structure
 
 # Where a smaller share of all changes would be left than this, each site has a share of its own.
 TOGETHER = 0.05
+# Where all but a few of a fold's sites could take so many times what they propose, only those few are asked for less;
+# and how closely it is found out, for how much less.
+RELIEF, FEW, HALVINGS = 2.0, 1 / 3, 10
+# A site may say so many times as much of a coordinate as any other does, before it matters what that buries; and of
+# what is known no more than this may be lost in rounding.
+PROPORTION, LOST = 1e6, 1e-3
 
 
 @dataclass(frozen=True)
@@ -243,13 +251,15 @@ class Ledger:
             self._check_values([update.site for update in updates], proposed)
         return proposed
 
-    def takes(self, change: Family, least: float) -> bool:
-        """Whether the posterior stays proper with that share of a change."""
+    def takes(self, site: int, change: Family, least: float) -> bool:
+        """Whether the posterior stays proper with that share of a site's change, and what others know is not buried."""
         if least == 0:
             return True
         with np.errstate(over="ignore", invalid="ignore"):
             start, end = self.posterior.cone(), (self.posterior * change).cone()
-            return admissible_share(start, end, self._floor_with(end)) >= least
+            if admissible_share(start, end, self._floor_with(end)) < least:
+                return False
+            return bool(self._unburied_shares([site], stacked([change]), least)[0] > 0)
 
     def release(self, site: int) -> None:
         """Nothing is expected of a site any more; what it had been asked for comes to nothing."""
@@ -272,15 +282,18 @@ class Ledger:
             self.leaving.add(site)
         return float(share)
 
-    def replace_prior(self, prior: Family) -> bool:
-        """Put another prior in place, if the posterior and every cavity stay proper; says whether it did."""
+    def replace_prior(self, prior: Family, allowed: Callable[[Family], bool] = anywhere) -> bool:
+        """Put another prior in place, if the posterior and every cavity stay proper; says whether it did.
+
+        `allowed` says whether the posterior may become what it would.
+        """
         _check_prior(prior)
-        change = prior / self.prior
-        start, end = self.posterior.cone(), (self.posterior * change).cone()
+        posterior = self.posterior * (prior / self.prior)
+        start, end = self.posterior.cone(), posterior.cone()
         share = min(admissible_share(start, end, self._floor), self._others_share([], start, end))
-        if share < 1:
+        if share < 1 or not allowed(posterior):
             return False
-        self.prior, self.posterior = prior, self.posterior * change
+        self.prior, self.posterior = prior, posterior
         self._weakest = None
         return True
 
@@ -321,15 +334,51 @@ class Ledger:
         least: float = 0.0,
     ) -> np.ndarray:
         """t_m ← t_m × change_m^ρ_m and q ← q × their product, with shares that keep everything proper."""
+        heard = self._unburied_shares(sites, changes, least)
+        changes = scaled(changes, heard)
         shares, total = np.ones(len(sites)), product(changes)
         share = self._share(sites, changes, total)
         # The same share of all changes goes uphill; shares of their own need not, but nobody is held back for another.
-        if share < TOGETHER and len(sites) > 1:
-            shares = self._own_shares(sites, changes, least)
-            changes = scaled(changes, shares)
-            total = product(changes)
-            share = self._share(sites, changes, total)
-        return shares * self._take(sites, changes, total, 0.0 if share < least else share, allowed)
+        if share < 1 and len(sites) > 1:
+            shares = (
+                self._own_shares(sites, changes, least) if share < TOGETHER else self._relieved(sites, changes, least)
+            )
+            if np.any(shares < 1):
+                changes = scaled(changes, shares)
+                total = product(changes)
+                share = self._share(sites, changes, total)
+        return heard * shares * self._take(sites, changes, total, 0.0 if share < least else share, allowed)
+
+    def _unburied_shares(self, sites: list[int], changes: Family, least: float) -> np.ndarray:
+        """The largest of 1, ½, ¼, … of each change beside which what all others know is still to be seen.
+
+        Numbers are added up: beside a very large one, smaller ones are lost. Who alone says so much more than others is
+        held back for it, as long as others are there.
+        """
+        shares = np.ones(len(sites))
+        if least > 0 and self.sites > 1:
+            usual = _sizes(self.prior.cone())
+            for i, change in enumerate(rows_of(changes)):
+                if _exceed(_sizes((self.posterior * change).cone()), usual):
+                    others = jax.tree.map(lambda leaf, i=i: np.delete(leaf, i, axis=0), changes)
+                    shares[i] = self._unburied_share(sites[i], change, others, least)
+        return shares
+
+    def _unburied_share(self, site: int, change: Family, others: Family, least: float) -> float:
+        """The same for one site, beside what others propose and what they have said before."""
+        cavity, share = self.cavity(site), 1.0
+        spoken = [_sizes((cavity * other).cone()) for other in rows_of(others)]
+        usual = reduce(larger, spoken, _sizes(cavity.cone()))
+        # Of the first who says anything, nobody knows what is out of proportion: only what is lost of its own.
+        alone = not spoken and all(map(np.array_equal, jax.tree.leaves(cavity), jax.tree.leaves(self.prior)))
+        times = 1 / ROUNDING if alone else 1 / LOST
+        while share >= least:
+            end = (self.posterior * change**share).cone()
+            lost = jax.tree.map(lambda floor: times * floor, rounding_floor(end))
+            if not _exceed(_sizes(end), usual) or is_surely_inside(lowered(end if alone else cavity.cone(), lost)):
+                return share
+            share /= 2
+        return 0.0
 
     def _share(self, sites: list[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior and every cavity proper."""
@@ -346,6 +395,41 @@ class Ledger:
 
     def _floor_with(self, end: Cone) -> Cone:
         return larger(self._floor, rounding_floor(end))
+
+    def _relieved(self, sites: list[int], changes: Family, least: float) -> np.ndarray:
+        """Ones; or less for a few sites, if without them the others could take even more than all of their changes.
+
+        Where nobody alone is in the way, all are to blame, and all are asked for less.
+        """
+        order = self._most_in_the_way(changes)
+        for number in range(1, 1 + int(FEW * len(sites))):
+            rest = sorted(order[number:])
+            more = jax.tree.map(lambda leaf, rest=rest: RELIEF * leaf[rest], changes)
+            if self._share([sites[i] for i in rest], more, product(more)) == 1:
+                return self._without_few(sites, changes, order[:number], least)
+        return np.ones(len(sites))
+
+    def _most_in_the_way(self, changes: Family) -> list[int]:
+        """Rows of changes, first those of which the least could be taken as often as there are changes."""
+        start = self.posterior.cone()
+        bound = self._bound() or start
+        ends = [(self.posterior * row ** float(len(rows))).cone() for rows in (rows_of(changes),) for row in rows]
+        found = [admissible_share(bound, shifted(bound, start, end), self._floor_with(end)) for end in ends]
+        return sorted(range(len(found)), key=found.__getitem__)
+
+    def _without_few(self, sites: list[int], changes: Family, few: Sequence[int], least: float) -> np.ndarray:
+        """All for everybody but a few; for each of them as much as there is room for beside the others."""
+        shares = np.ones(len(sites))
+        shares[list(few)] = 0.0
+        for i in few:
+            low, high = 0.0, 1.0
+            for _ in range(HALVINGS):
+                shares[i] = 0.5 * (low + high)
+                taken = scaled(changes, shares)
+                fits = self._share(sites, taken, product(taken)) == 1
+                low, high = (shares[i], high) if fits else (low, shares[i])
+            shares[i] = 0.0 if low < least else low
+        return shares
 
     def _own_shares(self, sites: list[int], changes: Family, least: float) -> np.ndarray:
         """For each site the share of its own change that could be taken as often as there are changes.
@@ -460,11 +544,11 @@ class SharedLedger(Ledger):
         """The posterior itself: nothing else is kept."""
         return self.posterior
 
-    def replace_prior(self, prior: Family) -> bool:
+    def replace_prior(self, prior: Family, allowed: Callable[[Family], bool] = anywhere) -> bool:
         """Put another prior in place, if the posterior stays proper; says whether it did."""
         _check_prior(prior)
         posterior = self.posterior * (prior / self.prior)
-        if not is_surely_inside(posterior.cone()):
+        if not (is_surely_inside(posterior.cone()) and allowed(posterior)):
             return False
         self.prior, self.posterior = prior, posterior
         return True
@@ -499,6 +583,17 @@ class SharedLedger(Ledger):
 
     def _store(self, sites: list[int], factors: Family) -> None:
         """Nothing: the posterior says it all."""
+
+
+def _sizes(cone: Cone) -> Cone:
+    """How large coordinates are: an array each, and one number per matrix."""
+    return Cone(tuple(map(np.abs, cone.positive)), tuple(np.max(np.abs(matrix)) for matrix in cone.definite))
+
+
+def _exceed(sizes: Cone, usual: Cone) -> bool:
+    """Whether anything is out of all proportion to what is usual."""
+    pairs = zip(jax.tree.leaves(sizes), jax.tree.leaves(usual), strict=True)
+    return any(np.any(size > PROPORTION * known) for size, known in pairs)
 
 
 def _repeated(density: Family, number: int) -> Family:

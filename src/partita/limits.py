@@ -30,8 +30,9 @@ class Limits:
             are held back. First updates of networks go as far as they have weights.
         total: how many nats all updates of one site may move the posterior over a run, each on its own. A site that has
             used them up is quarantined; its factor stays.
-        strikes: a site of whose updates less than a thousandth could be taken so many times in a row, because they go
-            too far or would make a density improper, or whose reports contradict its updates, is quarantined.
+        strikes: a site of whose updates less than a thousandth could be taken so many times, because they go too far or
+            would make a density improper, or whose reports contradict its updates, is quarantined. Two updates that are
+            taken make up for one that was not.
         staleness: how many other updates may have been folded since a site was asked; what is older is refused, and the
             site asked again.
     """

@@ -17,6 +17,7 @@ from safetensors import numpy as safetensors
 
 from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
+from partita.foreign import parse_json
 from partita.ledger import Task, Update
 from partita.models import Hyper
 from partita.solvers import Outcome
@@ -155,11 +156,11 @@ def unpack(kind: str, payload: bytes, like: Family, densities: int = 1) -> tuple
     """The inverse, for a message with at most so many densities like this one."""
     try:
         arrays = _arrays(payload, like, densities)
-        header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])["__metadata__"]
+        header = parse_json(payload[8 : 8 + int.from_bytes(payload[:8], "little")])["__metadata__"]
         text, digest = str(header["about"]), header["sha256"]
-        about = json.loads(text)
+        about = parse_json(text)
         wrong = about.pop("kind") != kind or digest != content_digest(arrays, text)
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise MalformedMessage(f"{kind}: cannot be read: {clean(error)}") from error
     if wrong:
         raise MalformedMessage(f"{kind}: is another kind of message, or not what was sent")

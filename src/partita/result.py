@@ -14,15 +14,34 @@ import numpy as np
 from partita._version import __version__
 from partita.checks import check_count
 from partita.columns import Columns, arrange
-from partita.errors import CorruptStorage, InputError, PartitaError, RunMismatch, reason
+from partita.errors import CorruptStorage, InputError, RunMismatch
 from partita.exchange import inference_data
 from partita.families import Family
+from partita.fields import Check, anything, entries, fields, flag, items, maybe, number, text, whole
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper
 from partita.models.base import prior_shapes
 from partita.predictive import expected_response, predictive_std, scaled_columns
-from partita.storage import read_arrays, write_arrays
+from partita.storage import doubted, read_arrays, write_arrays
 from partita.telemetry import Row, plain
+
+# Of a saved result, beside arrays. Hyperparameters are positive; JSON has no nan.
+ABOUT = fields(
+    {
+        "model": fields({"name": text()}, others=anything),
+        "family": text(),
+        "has_given_prior": flag,
+        "log_evidence": maybe(number()),
+        "expected_log_probs": items(maybe(number())),
+        "hyper": entries(number(above=0)),
+        "history": items(entries(anything)),
+        "seed": whole(),
+    },
+    {"design": maybe(entries(anything))},
+    anything,
+)
+# Of models: what no file can hold.
+NO_SETTINGS = ("given_prior", "params")
 
 
 @dataclass(frozen=True)
@@ -159,29 +178,27 @@ def unpacked(
     path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
 ) -> Result:
     """From what `Result.packed` gave, as it was read from a path."""
-    try:
+    with doubted(path):
         return _unpacked(path, arrays, about, model)
-    except PartitaError:
-        raise
-    except Exception as error:
-        # The file may be anybody's, and what it says goes through much code.
-        raise CorruptStorage(f"{path}: is no result that Partita writes ({reason(error)})") from error
 
 
 def _unpacked(
     path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None
 ) -> Result:
+    ABOUT(about, "about")
     settings = dict(about["model"])
     name = settings.pop("name")
     if model is None:
-        if name not in MODELS or not settings:
+        if name not in MODELS or not settings or any(settings.get(key) is not None for key in NO_SETTINGS):
             by_formula = "formula" in (about.get("design") or ())
             how = "use pt.Regression.load(path)" if by_formula else "pass it as load(path, model=...)"
             raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
         model = MODELS[name](**settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
-    hyper = {key: float(about["hyper"][key]) for key in (*model.hyper, *about["hyper"])}
+    if about["hyper"].keys() != model.hyper.keys():
+        raise CorruptStorage(f"{path}: has other hyperparameters than its model: {', '.join(about['hyper'])}")
+    hyper = {key: float(about["hyper"][key]) for key in model.hyper}
     # Shapes alone: a file that claims a billion features costs nothing.
     like = prior_shapes(model, hyper)
     if type(like).__name__ != about["family"]:
@@ -195,11 +212,31 @@ def _unpacked(
         log_evidence=_number(about["log_evidence"]),
         expected_log_probs=tuple(map(_number, about["expected_log_probs"])),
         hyper=hyper,
-        history=[dict(row) for row in about["history"]],
-        seed=int(about["seed"]),
-        design=None if about.get("design") is None else dict(about["design"]),
-        columns=Columns.from_settings(about.get("columns")),
+        history=about["history"],
+        seed=about["seed"],
+        design=_design(about.get("design"), model),
+        columns=Columns.from_settings(about.get("columns"), _width(model)),
     )
+
+
+def _design(design: Row | None, model: AbstractModel) -> Row | None:
+    """How rows become inputs, of as many columns as the model has; a regression's is read by its own load."""
+    if design is not None and "formula" not in design:
+        scaled_design(_width(model))(design, "design")
+    return design
+
+
+def scaled_design(width: int | None) -> Check:
+    """What `predictive.scaled_columns` needs."""
+    names, centre, unit = text(), number(), number(above=0)
+    parts = {"columns": names, "centre": centre, "unit": unit}
+    return fields({name: items(part, width) for name, part in parts.items()}, {"target": text()})
+
+
+def _width(model: AbstractModel) -> int | None:
+    """How many columns of inputs a model has, if it says so."""
+    layers = getattr(model, "layers", None)
+    return layers[0] if isinstance(layers, tuple) else getattr(model, "features", None)
 
 
 def _number(stored: float | None) -> float:

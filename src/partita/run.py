@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,12 +25,13 @@ from partita.ledger import Ledger, SharedLedger, Task, Update, product, scaled
 from partita.limits import STRIKE, Limits, Trust, divergence
 from partita.messages import Notice
 from partita.models import AbstractModel, Hyper, check_like, prior_of
+from partita.naming import SiteNames, choose_names
 from partita.result import Result
 from partita.runtime import on_host, precision
 from partita.schedules import Board, OnePass, Schedule, Synchronous
 from partita.shards import Shard
 from partita.solvers import FixedPoint, NaturalGradient, Outcome, Solver
-from partita.storage import Journal, describe, reached
+from partita.storage import Journal, describe, reached, write_names
 from partita.telemetry import Callback, Event
 
 BUDGETS = ("passes", "rounds", "updates")
@@ -56,6 +57,7 @@ def fit(
     factors: Sequence[Family] | None = None,
     shared: bool = False,
     limits: Limits | None = None,
+    names: Sequence[str] | None = None,
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -77,6 +79,7 @@ def fit(
         factors: one per site to begin with, of an earlier result; flat ones, if not given.
         shared: one factor for all sites, each refining its share of it, so that the ledger does not grow with sites.
         limits: what updates may do before they are held back, refused, or a site is not asked again.
+        names: what errors, warnings and the history call sites; by default they are counted from 0.
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
         seed: with the same seed, the same result.
@@ -108,9 +111,11 @@ def fit(
         factors=factors,
         shared=shared,
         limits=limits,
+        names=names,
         seed=seed,
     )
     with ExitStack() as opened:
+        opened.enter_context(run.names.told())
         for callback in callbacks:
             if isinstance(callback, AbstractContextManager):
                 opened.enter_context(callback)
@@ -134,6 +139,7 @@ def events(
     factors: Sequence[Family] | None = None,
     shared: bool = False,
     limits: Limits | None = None,
+    names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Iterator[Event]:
     """The same run as `fit`, one event at a time: to stop, look or predict whenever you like.
@@ -153,13 +159,15 @@ def events(
         factors=factors,
         shared=shared,
         limits=limits,
+        names=names,
         seed=seed,
     )
-    run.engine.open(run.job(), run.shards)
-    try:
-        yield from iterate(run)
-    finally:
-        run.engine.close()
+    with run.names.told():
+        run.engine.open(run.job(), run.shards)
+        try:
+            yield from iterate(run)
+        finally:
+            run.engine.close()
 
 
 def prepared(
@@ -176,13 +184,16 @@ def prepared(
     factors: Sequence[Family] | None = None,
     shared: bool = False,
     limits: Limits | None = None,
+    names: Sequence[str] | None = None,
     seed: int = 0,
 ) -> "Run":
     """A run whose parts have been checked, and chosen where they were left open."""
     check_kinds(solver=(solver, Solver), schedule=(schedule, Schedule), expectation=(expectation, Expectation))
     check_kinds(hyper=(hyper, LearnHyper), limits=(limits, Limits))
     check_sites(model, shards)
-    model, shards = model.opened(arrange_together(shards)[1])
+    called = choose_names(names, shards)
+    with called.told():
+        model, shards = model.opened(arrange_together(shards)[1])
     prior = prior_of(model, model.hyper)
     fitting = choose(model, prior, expectation)
     chosen, policy = choose_rest(fitting, solver, damping, once=schedule is not None and schedule.once)
@@ -203,6 +214,7 @@ def prepared(
         factors=None if factors is None else [check_like(prior, proper=False, factors=factor) for factor in factors],
         shared=bool(shared),
         limits=Limits() if limits is None else limits,
+        names=called,
         seed=check_seed(seed),
     )
 
@@ -347,8 +359,9 @@ def check_log_probs(said: Mapping[int, float]) -> None:
     for site, value in said.items():
         if not math.isfinite(value):
             raise NotFinite(
-                f"site {site}: its log likelihood is {value} under the posterior: scale its data, look for values that "
-                "cannot be, or for where log_prob is not finite"
+                site,
+                f"its log likelihood is {value} under the posterior: scale its data, look for values that cannot be, "
+                "or for where log_prob is not finite",
             )
 
 
@@ -374,6 +387,7 @@ class Run:
     factors: Sequence[Family] | None
     shared: bool
     limits: Limits
+    names: SiteNames
     seed: int
 
     def __post_init__(self) -> None:
@@ -391,7 +405,7 @@ class Run:
 
     def job(self) -> Job:
         learns = self.learner is not None
-        return Job(self.model, self.solver, self.expectation, self.seed, learns, self.schedule.waits)
+        return Job(self.model, self.solver, self.expectation, self.seed, learns, self.schedule.waits, self.names)
 
     def journal(self, run_dir: str | os.PathLike, resume: bool) -> Journal:
         schedule = {f.name: getattr(self.schedule, f.name) for f in fields(self.schedule) if f.name not in BUDGETS}
@@ -410,6 +424,7 @@ class Run:
             "shards": self.engine.digests(),
         }
         description = {name: describe(part) for name, part in parts.items()}
+        write_names(run_dir, self.names.names)
         return Journal(run_dir, description, self.ledger.prior, resume)
 
     def finish(self, callbacks: Sequence[Callback], journal: Journal | None) -> Result:
@@ -508,7 +523,7 @@ class Run:
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
     learnt = () if run.learner is None else run.learner.names
-    with closing(Inbox(run.engine, run.ledger, run.limits, learnt, journal)) as inbox:
+    with closing(Inbox(run.engine, run.ledger, run.limits, learnt, journal, run.names)) as inbox:
         yield from _iterated(run, inbox)
 
 
@@ -526,7 +541,7 @@ class Books:
     def of(cls, run: Run) -> "Books":
         sites = run.ledger.sites
         damping = run.damping.begin(sites, run.schedule.parallel, run.stochastic)
-        return cls(Board(sites, run.seed), Tally(), Evidence(sites), Trust(run.limits), damping)
+        return cls(Board(sites, run.seed), Tally(), Evidence(sites, run.stochastic), Trust(run.limits), damping)
 
 
 def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
@@ -568,11 +583,13 @@ def _iterated(run: Run, inbox: Inbox) -> Iterator[Event]:
         inbox.settle()
         inbox.witness(event.fold)
         reached("after fold")
+        for error in inbox.refused:
+            error.call(run.names.of)
         yield replace(event, replayed=inbox.replaying, refused=tuple(map(str, inbox.refused)))
         inbox.refused.clear()
     inbox.check_exhausted()
     if books.tally.folds == 0:
-        away = "; ".join(f"site {site}: {reason}" for site, reason in sorted(board.away.items()))
+        away = "; ".join(f"{run.names.of(site)}: {reason}" for site, reason in sorted(board.away.items()))
         raise Stalled(f"the run ended without a single update, and the posterior is the prior. {away}".rstrip())
 
 
@@ -604,6 +621,7 @@ def _note(notice: Notice, run: Run, books: Books) -> None:
         if site not in run.ledger.retired:
             board.readmitted(site)
             books.trust.forgive(site)
+            books.evidence.forgive(site)
     else:
         board.left(site, notice.reason or notice.kind, barred=notice.kind != "away")
         if notice.kind == "retired":
@@ -646,10 +664,10 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
         evidence.distrust(site, ledger.factor(site))
     damping.settle(shares)
     if run.learner is not None and complete:
-        _step_hyper(run.learner, ledger)
+        _step_hyper(run.learner, ledger, lambda new: books.trust.allows(before, new))
     change = run.moved(before)
     evidence.moved(change)
-    stuck = _stuck(updates, damping.share, accepted)
+    stuck = _stuck(run.names, updates, damping.share, accepted)
     # A small share of a large change, or one that is taken back, moves little, and yet there is more to come.
     left = divergence(before * proposed[0], before) if run.schedule.settles and not stuck else np.inf
     books.board.returned(sites, ledger.version, change, left)
@@ -687,11 +705,12 @@ def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, 
     # What cannot be taken is no gradient either.
     nothing = jax.tree.map(np.zeros_like, run.ledger.prior)
     followed = [
-        update if run.ledger.takes(update.change, run.least) else replace(update, change=nothing) for update in updates
+        update if run.ledger.takes(update.site, update.change, run.least) else replace(update, change=nothing)
+        for update in updates
     ]
     doubted = evidence.report(followed, distrusted)
     if run.learner is not None:
-        for site in doubted:
+        for site in evidence.not_counted:
             run.learner.forget(site)
     # Where reports are noisy, one that is far off is not counted, but nobody is blamed for it.
     return distrusted if run.stochastic else distrusted | doubted
@@ -705,17 +724,17 @@ def _seen(run: Run, books: Books, complete: bool) -> tuple[float | None, float |
     if complete and evidence.reports:
         gain = 0.0 if run.learner is None else run.learner.gain
         error = math.inf if evidence.shaken else evidence.likely_error(now) + gain
-        books.damping.observe(evidence.comparable(now) - divergence, error)
-        evidence.shaken = False
+        books.damping.observe(evidence.comparable(now) - divergence, error, evidence.shortfalls)
+        evidence.shaken, evidence.shortfalls = False, {}
     if not evidence.has_all(run.ledger.retired):
         return None, None
     return evidence.expected_log_prob(now) - divergence, evidence.error_bound(now)
 
 
-def _stuck(updates: Sequence[Update], wanted: float, accepted: np.ndarray) -> list[str]:
+def _stuck(names: SiteNames, updates: Sequence[Update], wanted: float, accepted: np.ndarray) -> list[str]:
     """What keeps a fold from saying anything of whether there is more to come."""
     outcomes = [(update.site, Outcome(update.outcome)) for update in updates]
-    problems = [f"site {site}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
+    problems = [f"{names.of(site)}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
     if wanted > 0 and accepted.max() < STALLED:
         problems.append(
             f"more than {accepted.max():.1g} of what sites propose would not leave the posterior proper: begin nearer "
@@ -736,25 +755,31 @@ def _judged(
             reasons.append(f"its update goes too far, {share:.1g} of it was taken")
         alone = board.is_singled_out(site, STRIKE)
         if alone:
-            reasons.append("its update would leave a density improper, and nothing of it was taken")
+            reasons.append(
+                "its update would leave a density improper, or bury the others', and nothing of it was taken"
+            )
         if site in doubted:
             reasons.append(doubted[site])
-        named += [f"site {site}: {reason}" for reason in reasons]
-        strikes = board.struck(site, bool(share < STRIKE or alone or site in doubted))
+        blamed = site == books.damping.blamed and not run.stochastic
+        if blamed:
+            reasons.append("its updates alone made the free energy fall, and it is held back")
+        named += [f"{run.names.of(site)}: {reason}" for reason in reasons]
+        held = books.damping.held.get(site, 1.0) < 1
+        strikes = board.struck(site, bool(share < STRIKE or alone or blamed or site in doubted), held)
         if site in books.trust.exhausted:
             reasons.append(f"its updates have moved the posterior by all of {run.limits.total:g} nats that they may")
         if strikes >= run.limits.strikes or site in books.trust.exhausted:
-            verdicts.append(Notice(site, "quarantined", f"site {site}: {reasons[-1]}"))
-            named.append(f"site {site}: quarantined: {reasons[-1]}")
+            verdicts.append(Notice(site, "quarantined", reasons[-1]))
+            named.append(f"{run.names.of(site)}: quarantined: {reasons[-1]}")
     return named, verdicts
 
 
-def _step_hyper(learner: HyperLearner, ledger: Ledger) -> None:
-    """As much of the step as leaves everything proper: whole, half, a quarter, … or none."""
+def _step_hyper(learner: HyperLearner, ledger: Ledger, allowed: Callable[[Family], bool]) -> None:
+    """As much of the step as leaves everything proper and is allowed: whole, half, a quarter, … or none."""
     old, new = learner.hyper, learner.step(ledger.posterior)
     for halvings in range(20):
         learner.hyper = {name: old[name] * (new[name] / old[name]) ** (0.5**halvings) for name in old}
-        if ledger.replace_prior(prior_of(learner.model, learner.hyper)):
+        if ledger.replace_prior(prior_of(learner.model, learner.hyper), allowed):
             return
     learner.hyper = old
 

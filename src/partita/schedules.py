@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from partita.checks import check_count, check_not_negative, check_share
+from partita.fields import anything, fields, one_of
 
 
 class Board:
@@ -33,7 +34,7 @@ class Board:
         # Whose last task came to nothing: nobody waits for what they have to say.
         self.failing: set[int] = set()
         # How often in a row what sites said was out of all proportion; the share that was taken of what each said last.
-        self.strikes: dict[int, int] = {}
+        self.strikes: dict[int, float] = {}
         self.shares: dict[int, float] = {}
         # How many folds there were; how far the latest ones would have moved the posterior, had all been taken; and how
         # far the latest one of each site has.
@@ -90,9 +91,9 @@ class Board:
         others = [share for other, share in self.shares.items() if other != site]
         return self.shares[site] < least and 2 * sum(share >= least for share in others) > len(others)
 
-    def struck(self, site: int, again: bool) -> int:
-        """How often in a row, with this time."""
-        self.strikes[site] = self.strikes.get(site, 0) + 1 if again else 0
+    def struck(self, site: int, again: bool, held: bool = False) -> float:
+        """How often, with this time; two times without make up for one, unless the site is held back."""
+        self.strikes[site] = max(0.0, self.strikes.get(site, 0.0) + (1.0 if again else 0.0 if held else -0.5))
         return self.strikes[site]
 
     @property
@@ -367,5 +368,5 @@ def from_settings(settings: dict[str, Any] | None) -> Schedule | None:
     """The inverse of `to_settings`."""
     if settings is None:
         return None
-    values = dict(settings)
-    return REGISTRY[values.pop("schedule")](**values)
+    fields({"schedule": one_of(REGISTRY)}, others=anything)(settings, "schedule")
+    return REGISTRY[settings["schedule"]](**{name: value for name, value in settings.items() if name != "schedule"})

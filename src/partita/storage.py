@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from partita._version import __version__
+from partita.archives import doubted as doubted
 from partita.archives import read_arrays as read_arrays
 from partita.archives import write_arrays as write_arrays
 from partita.archives import write_text as write_text
@@ -27,7 +28,8 @@ from partita.descriptions import describe as describe
 from partita.descriptions import differences
 from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
-from partita.files import check_private, make_folder, open_private
+from partita.files import check_private, make_folder, open_private, read_json
+from partita.foreign import parse_json
 from partita.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
 from partita.journals import read_history as read_history
 from partita.journals import read_notices as read_notices
@@ -35,9 +37,12 @@ from partita.journals import read_updates as read_updates
 from partita.ledger import Update
 from partita.messages import Arrival, Notice, NoticeKind, decoded_update, encoded_update, largest
 from partita.telemetry import Row, to_json
+from partita.text import clean
 
 # Updates of more bytes are kept beside the database, which would write them twice.
 INLINE = 32_768
+# What sites are called, beside a journal.
+NAMES_FILE = "sites.json"
 
 
 class Journal:
@@ -261,8 +266,8 @@ def _meta(description: Row) -> dict[str, str]:
 def _read_value(text: str) -> Any:
     """What stands under a key of the table `meta`."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return text
     return next(iter(value.values())) if isinstance(value, dict) and len(value) == 1 else value
 
@@ -330,3 +335,18 @@ def reached(place: str) -> None:
 
 
 failpoint: Callable[[str], None] | None = None
+
+
+def write_names(folder: str | os.PathLike, names: Sequence[str]) -> None:
+    """What sites are called, for those who watch a run; not into the folder of one that has begun."""
+    if names and not (Path(folder) / "journal.sqlite").exists():
+        write_text(Path(folder) / NAMES_FILE, json.dumps({"names": list(names)}))
+
+
+def read_names(folder: Path) -> list[str]:
+    """What `write_names` wrote; nothing, if there is nothing of the kind."""
+    try:
+        names = read_json(folder / NAMES_FILE).get("names")
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [clean(name) for name in names] if isinstance(names, list) else []

@@ -158,6 +158,8 @@ class Progress:
 
     def __init__(self, label: str = "fitting", console: Any = None, quiet: bool = False, patient: bool = False):
         self.label, self._console, self._quiet, self._patient = label, console, quiet, patient
+        # What makes the run's free energies those of the data, in their own units.
+        self.offset = 0.0
         self._bar: Any = None
         self._entered = 0
         # A patient one begins to speak in a thread of its own.
@@ -221,7 +223,10 @@ class Progress:
                 self.say(self._words)
 
     def __call__(self, event: Event) -> None:
-        energy = "" if event.free_energy is None else f"free energy {event.free_energy:.2f}"
+        # In the first round it is of the prior, which is as far from the data as it is wide.
+        energy = ""
+        if event.free_energy is not None and event.round > 1:
+            energy = f"free energy {event.free_energy + self.offset:.2f}"
         rounds = event.total * event.round / event.version
         words, total = f"round {int(event.round)} of {rounds:.0f}", event.total
         if event.settled:
@@ -258,6 +263,19 @@ def with_progress(label: str, callbacks: Sequence[Callback], quiet: bool) -> Ite
     else:
         with Progress(label, patient=True) as progress:
             yield [*callbacks, progress]
+
+
+@contextmanager
+def in_units(callbacks: Sequence[Callback], offset: float) -> Iterator[None]:
+    """Progress shows free energies in the units of the data, as the log evidence is told in the end."""
+    shown = [one for one in callbacks if isinstance(one, Progress)]
+    for one in shown:
+        one.offset = offset
+    try:
+        yield
+    finally:
+        for one in shown:
+            one.offset = 0.0
 
 
 def notice(words: str, quiet: bool = False) -> None:

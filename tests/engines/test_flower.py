@@ -383,7 +383,7 @@ def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
     intruder = ours.start("stranger", "site", stranger)
     ours.until(lambda: "refused, trying again" in ours.log("stranger"))
     assert ours.started["serve"].wait(300) == 0
-    assert ours.site("c")["barred"].startswith("quarantined: site 2: cannot be read")
+    assert ours.site("c")["barred"].startswith("quarantined: cannot be read")
     assert ours.site("a")["updates"] == 60
     assert not ours.site("b")["ready"]
     assert intruder.poll() is None or intruder.returncode == 2

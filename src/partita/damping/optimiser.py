@@ -1,7 +1,7 @@
 """An optimiser at the server, over the changes that sites propose."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,7 +114,9 @@ class OptimiserTempering(Tempering):
     # The divergences of the latest moves.
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def observe(self, free_energy: float, uncertainty: float) -> None:
+    def observe(
+        self, free_energy: float, uncertainty: float, shortfalls: Mapping[int, tuple[float, float]] | None = None
+    ) -> None:
         """A fall by more than chance explains: what was learnt no longer holds, and moves have to be smaller."""
         last, self.last_free_energy = self.last_free_energy, free_energy
         if last is None:

@@ -2,8 +2,9 @@
 
 import csv
 import os
-from collections.abc import Sequence
-from itertools import islice
+from array import array
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,7 @@ from partita.datasets.mnist import Split, read_mnist
 from partita.datasets.streams import read_banana, read_wam, simulated_arm
 from partita.datasets.tables import load_table as load_table
 from partita.errors import InputError
-from partita.files import MOST_TABLE, check_size
+from partita.files import MOST_TABLE, check_lines, check_size
 
 WITH_SPLIT = ("mnist", "banana", "barrett-wam")
 NAMES = ("breast-cancer", "diabetes", "digits", "simulated-arm", "wine", *WITH_SPLIT)
@@ -80,22 +81,27 @@ def read_csv(path: Path, target: str) -> tuple[np.ndarray, np.ndarray]:
 
 def read_header(path: Path) -> list[str]:
     """The names of a CSV file's columns."""
-    return _read_rows(path, most=1)[0]
+    with closing(_read_rows(path)) as rows:
+        return next(rows)
 
 
-def _read_rows(path: Path, most: int | None = None) -> list[list[str]]:
-    """The header and the rows of a CSV file, as text."""
+def _read_rows(path: Path) -> Generator[list[str], None, None]:
+    """The header and the rows of a CSV file, as text, one after the other."""
+    found = False
     try:
         check_size(path, MOST_TABLE)
+        check_lines(path)
         with path.open(newline="", encoding="utf-8") as stream:
-            rows = list(islice((row for row in csv.reader(stream) if row), most))
+            for row in csv.reader(stream):
+                if row:
+                    found = True
+                    yield row
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path}: not a CSV file with a header ({error})") from None
-    if not rows:
+    if not found:
         raise InputError(f"{path}: not a CSV file with a header (it is empty)")
-    return rows
 
 
 def read_columns(
@@ -105,22 +111,23 @@ def read_columns(
 
     Other columns may hold anything.
     """
-    header, *rows = _read_rows(path)
+    rows = _read_rows(path)
+    header = next(rows)
     wanted = header if columns is None else list(columns)
     for name in (*wanted, *needed):
         if name not in header:
             raise InputError(f"{path}: no column {name!r}; it has {', '.join(header)}")
     places = [header.index(name) for name in wanted]
-    table = np.empty((len(rows), len(wanted)))
+    cells = array("d")
     for number, row in enumerate(rows):
         if len(row) != len(header):
             raise InputError(f"{path}:{number + 2}: expected {len(header)} cells, got {len(row)}")
         for column, place in enumerate(places):
             try:
-                table[number, column] = float(row[place])
+                cells.append(float(row[place]))
             except ValueError:
                 raise InputError(f"{path}:{number + 2}: {wanted[column]} is not a number") from None
-    return wanted, table
+    return wanted, np.array(cells).reshape(-1, len(wanted))
 
 
 def standardised(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from partita.free_energy import LocalProblem
 from partita.ledger import Task, Update, stacked
 from partita.messages import Arrival, Notice, content_digest, decoded_update
 from partita.models import AbstractModel, Hyper
+from partita.naming import SiteNames
 from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, padded_together
 from partita.solvers import Outcome, Solver, SolverInfo
@@ -39,6 +40,7 @@ class Job:
     seed: int
     learns_hyper: bool
     waits: bool
+    names: SiteNames = field(default_factory=SiteNames)
 
 
 class Engine(Protocol):
@@ -250,7 +252,7 @@ def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
     try:
         (update,) = completed([task], [decoded_update(task.site, task.version, payload, like)])
     except MalformedUpdate as error:
-        return Notice(task.site, "quarantined", str(error))
+        return Notice(task.site, "quarantined", error.problem)
     return replace(update, finished_at=at)
 
 

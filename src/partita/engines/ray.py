@@ -241,7 +241,8 @@ class Ray:
                 self._again(call, f"no answer within {self.timeout:g} s")
         if now - self._heard > self.patience:
             waiting = sorted(site for call in self._calls.values() for site in call.tasks)
-            raise Stalled(f"Ray: no answer for {self.patience:g} s from sites {waiting}; the run can be resumed")
+            names = ", ".join(map(self._job.names.of, waiting))
+            raise Stalled(f"Ray: no answer for {self.patience:g} s from {names}; the run can be resumed")
 
     def _again(self, lost: Call, reason: str) -> None:
         """Make an actor anew, and ask it all that it had not answered."""

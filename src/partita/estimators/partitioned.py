@@ -7,28 +7,67 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from partita import schedules
+from partita.collinearity import describe_idle, find_idle
 from partita.columns import Columns, check_columns
-from partita.damping import Damping
+from partita.damping import Damping, as_damping
 from partita.errors import InputError, RunMismatch
+from partita.estimators.units import LINEAR_SLACK, NETWORK_SLACK, Units, converted, joint
 from partita.families import Family
 from partita.families.marginals import Marginals
+from partita.fields import (
+    Check,
+    anything,
+    check_classes,
+    entries,
+    fields,
+    flag,
+    items,
+    maybe,
+    number,
+    scalar,
+    text,
+    whole,
+)
 from partita.hyper import LearnHyper
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
+from partita.models.base import prior_shapes
 from partita.models.linear import LinearPredictor, to_units_of_data
+from partita.moments import Affine, Moments
 from partita.result import Result, unpacked
 from partita.run import fit as fit_sites
 from partita.run import partial_fit as fit_batch
 from partita.schedules import OnePass, Schedule, Synchronous
 from partita.shards import as_numbers, check_rows
 from partita.solvers import Solver
-from partita.storage import read_arrays, write_arrays
-from partita.telemetry import Progress, plain
+from partita.storage import doubted, read_arrays, write_arrays
+from partita.telemetry import Progress, Row, plain
+
+# What a file says of an estimator. Its other settings are looked at by the model that they make.
+SETTINGS = fields(
+    {}, {"schedule": anything, **dict.fromkeys(("standardise", "verbose", "quiet"), flag)}, others=anything
+)
+ESTIMATOR = fields(
+    {
+        "name": text(),
+        "settings": SETTINGS,
+        "left_out": items(text()),
+        "warned": flag,
+        "parts": items(fields({"name": scalar, "rows": whole(), "weight": number(0)})),
+        "features": whole(1),
+        "names": items(text()),
+        "own": entries(anything),
+    }
+)
+
+# What is written of the moments of each part.
+MOMENTS = ("mean", "total")
 
 
 class Part(NamedTuple):
@@ -36,7 +75,25 @@ class Part(NamedTuple):
 
     name: Any
     rows: int
-    weight: float
+    # Of its columns, the target last; they count the weights of rows.
+    moments: Moments
+
+    @property
+    def weight(self) -> float:
+        return self.moments.count
+
+    @classmethod
+    def of(cls, name: Any, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
+        return cls(name, len(X), Moments.of(np.column_stack([X, y]), weights))
+
+
+def _check_weights(weights: np.ndarray) -> None:
+    if not weights.any():
+        raise InputError("sample_weight: all are zero")
+
+
+def _in(units: Affine, values: np.ndarray) -> np.ndarray:
+    return (values - units.mean) / units.scale
 
 
 def _sites(groups: Any, rows: int) -> tuple[list[Any], np.ndarray]:
@@ -57,12 +114,15 @@ def _sites(groups: Any, rows: int) -> tuple[list[Any], np.ndarray]:
 class _Partitioned(BaseEstimator):
     """What regression and classification share."""
 
-    # What a fitted one has beside what all have.
-    _remembered: ClassVar[tuple[str, ...]]
+    # What a fitted one has beside what all have, and what that has to be.
+    _remembered: ClassVar[dict[str, Check]]
 
     result_: Result
+    _units: Units
     _parts: list[Part]
     _data: list[Any] | None
+    # Whether it was said that units are kept which are not those of all rows.
+    _warned: bool
 
     def __init__(
         self,
@@ -93,15 +153,22 @@ class _Partitioned(BaseEstimator):
         """One posterior from all sites; rows with the same entry of `groups` are at the same one."""
         X, y = self._checked(X, y, first=True)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        _check_weights(weights)
         names, sites = _sites(groups, len(X))
-        self._scale(X, y, weights)
         used = {name: np.flatnonzero((sites == number) & (weights > 0)) for number, name in enumerate(names)}
         rows = {name: part for name, part in used.items() if len(part)}
-        self._parts = [Part(name, len(part), float(weights[part].sum())) for name, part in rows.items()]
+        self._warn_of_idle_columns([X[part] for part in rows.values()])
         # Kept for `forget`, and nowhere written: the others refine their factors.
-        self._data = [(self._inputs(X[part]), self._targets(y[part]), weights[part]) for part in rows.values()]
-        self.result_ = self._fitted(self._data)
+        data = [(X[part], y[part], weights[part]) for part in rows.values()]
+        parts = [Part.of(name, *own) for name, own in zip(rows, data, strict=True)]
+        units = self._units_of(parts)
+        self.result_ = self._fitted(self._scaled(data, units))
+        self._units, self._parts, self._data, self._warned = units, parts, data, False
         return self
+
+    def _scaled(self, data: Sequence[Any], units: Units) -> list[Any]:
+        """Rows of sites as the model takes them."""
+        return [(_in(units.inputs, X), self._targets(y, units), weights) for X, y, weights in data]
 
     def _fitted(self, shards: Sequence[Any], factors: Sequence[Family] | None = None) -> Result:
         model, schedule = self._model, self.schedule
@@ -115,6 +182,7 @@ class _Partitioned(BaseEstimator):
             damping=self.damping,
             hyper=self._hyper(),
             factors=factors,
+            names=[str(part.name) for part in self._parts],
             seed=self._seed,
             callbacks=self._callbacks,
         )
@@ -128,26 +196,30 @@ class _Partitioned(BaseEstimator):
         first = not hasattr(self, "result_")
         X, y = self._checked(X, y, first=first, **more)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if first:
-            self._scale(X, y, weights)
-            self._parts = []
+        _check_weights(weights)
         return X, y, weights
 
     def _absorbed(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
-        """A new batch is a new factor: the posterior becomes the prior, and the batch is not kept."""
+        """A new batch is a new factor: the posterior becomes the prior, and the batch is not kept.
+
+        Nothing changes if that fails.
+        """
         used = weights > 0
-        self._warn_of_flat_columns(X[used])
-        shard = (self._inputs(X[used]), self._targets(y[used]), weights[used])
+        X, y, weights = X[used], y[used], weights[used]
+        before = self._parts if hasattr(self, "result_") else []
+        # A number of its own, whatever names sites before it have, and whichever were forgotten.
+        number = 1 + max((part.name for part in before if isinstance(part.name, int)), default=len(before) - 1)
+        parts = [*before, Part.of(number, X, y, weights)]
+        units, result = self._carried(parts) if before else (self._units_of(parts), None)
         # How large values were is remembered in the units of the data, not in those that the model sees.
-        state: Any = replace(self.result_, columns=Columns()) if hasattr(self, "result_") else self._model
-        columns = self.result_.columns if hasattr(self, "result_") else Columns()
-        hyper = self._hyper(rows=sum(part.weight for part in self._parts))
+        columns = Columns() if result is None else result.columns
+        hyper = self._hyper(result, sum(part.weight for part in before))
         schedule = self.schedule
         if schedule is None and (self.hidden is not None or hyper is not None):
             schedule = Synchronous(rounds=100)
         found = fit_batch(
-            state,
-            shard,
+            self._model if result is None else replace(result, columns=Columns()),
+            self._scaled([(X, y, weights)], units)[0],
             solver=self.solver,
             schedule=schedule,
             damping=self.damping,
@@ -155,14 +227,54 @@ class _Partitioned(BaseEstimator):
             seed=self._seed,
             callbacks=self._callbacks,
         )
-        self.result_ = replace(found, columns=columns.after((X[used], y[used]), stacklevel=5))
-        # A number of its own, whatever names sites before it have, and whichever were forgotten.
-        number = 1 + max(
-            (part.name for part in self._parts if isinstance(part.name, int)), default=len(self._parts) - 1
-        )
-        self._parts = [*self._parts, Part(number, int(used.sum()), float(weights.sum()))]
-        self._data = None
+        self.result_ = replace(found, columns=columns.after((X, y), stacklevel=5))
+        self._units, self._parts, self._data = units, parts, None
+        self._warned = self._warned if before else False
         return self
+
+    def _carried(self, parts: Sequence[Part]) -> tuple[Units, Result]:
+        """What is known so far, in the units of all these parts, or in those that are nearest to them."""
+        own = self._units_of(parts)
+        units = self._within_reach(own)
+        if units.same_as(self._units):
+            return self._units, self.result_
+        try:
+            return units, converted(self.result_, self._units, units, [part.weight for part in self._parts])
+        except InputError:
+            self._warn_of_units(self._units.sizes(own), LINEAR_SLACK)
+            return self._units, self.result_
+
+    def _within_reach(self, own: Units) -> Units:
+        """Units that are as near to a stream's own as its factors can be brought.
+
+        A mean-field posterior cannot be brought to other centres of its columns, because weights and intercept would
+        be mixed. A network keeps its units.
+        """
+        if self.hidden is not None:
+            self._warn_of_units(self._units.sizes(own), NETWORK_SLACK)
+            return self._units
+        if self.posterior == "full":
+            return own
+        units = own._replace(inputs=Affine(self._units.inputs.mean, own.inputs.scale))
+        self._warn_of_units(units.sizes(own), LINEAR_SLACK)
+        return units
+
+    def _warn_of_units(self, sizes: np.ndarray, slack: float) -> None:
+        """Say once where columns, or the target, are of another size in the units that are kept."""
+        off = np.abs(np.log(sizes))
+        worst = int(np.argmax(off))
+        if off[worst] <= np.log(slack) or self._warned:
+            return
+        names = getattr(self, "feature_names_in_", np.arange(self.n_features_in_))
+        what = f"X: column {names[worst]} has" if worst < len(names) else "y: targets have"
+        kind = "a network keeps" if self.hidden is not None else "this posterior keeps"
+        other = "" if self.hidden is not None else ', or take posterior="full" and the default solver'
+        warnings.warn(
+            f"{what} another middle or spread by now than in the first batch, whose units {kind}: intervals are off, "
+            f"and so is what counts as a weak prior; begin with a batch of rows like all others{other}",
+            stacklevel=6,
+        )
+        self._warned = True
 
     @property
     def _hidden(self) -> list[int]:
@@ -175,35 +287,35 @@ class _Partitioned(BaseEstimator):
     def _seed(self) -> int:
         return 0 if self.random_state is None else int(self.random_state)
 
-    def _hyper(self, rows: float = 0.0) -> LearnHyper | None:
-        """What is learnt as a number, where so many rows were seen before."""
+    def _hyper(self, before: Result | None = None, rows: float = 0.0) -> LearnHyper | None:
+        """What is learnt as a number, beside what is known of it from so many rows before."""
         return None
 
-    def _scale(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
-        """Units in which columns have mean 0 and deviation 1; a stream keeps those of its first batch."""
-        if not weights.any():
-            raise InputError("sample_weight: all are zero")
-        mean = np.average(X, axis=0, weights=weights)
-        deviation = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weights))
-        varies = (deviation > 1e-12 * np.abs(mean)) & bool(self.standardise)
-        self._flat = ~varies & bool(self.standardise)
-        self._mean = mean if self.standardise else np.zeros_like(mean)
-        self._deviation = np.where(varies, deviation, 1.0)
+    def _units_of(self, parts: Sequence[Part]) -> Units:
+        """Units in which columns have mean 0 and deviation 1 over all rows of these parts."""
+        told = reduce(lambda so_far, part: so_far.with_others(part.moments), parts, Moments())
+        if not self.standardise:
+            features = len(told.mean) - 1
+            return Units(Affine(np.zeros(features), np.ones(features)), Affine(np.array(0.0), np.array(1.0)))
+        columns = told.affine
+        return Units(Affine(columns.mean[:-1], columns.scale[:-1]), self._target_units(told))
 
-    def _warn_of_flat_columns(self, X: np.ndarray) -> None:
-        """Where a column did not vary in the first batch, its units are not known, nor what is a weak prior in them."""
-        moves = self._flat & np.any(self._mean != X, axis=0)
-        if np.any(moves) and self._parts and self.hidden is None:
-            names = getattr(self, "feature_names_in_", np.arange(X.shape[1]))
-            warnings.warn(
-                f"X: column {names[np.argmax(moves)]} did not vary in the first batch, which gives the units: its "
-                "coefficient may be held back now that it does; begin with a batch in which all columns vary",
-                stacklevel=4,
-            )
-            self._flat = self._flat & ~moves
+    def _target_units(self, told: Moments) -> Affine:
+        return Affine(np.array(0.0), np.array(1.0))
+
+    def _targets(self, y: np.ndarray, units: Units) -> np.ndarray:
+        return y
+
+    def _warn_of_idle_columns(self, sites: Sequence[np.ndarray]) -> None:
+        """Where coefficients are what the prior says, whatever the data are; networks have none that are read off."""
+        if self.hidden is not None:
+            return
+        names = [str(name) for name in getattr(self, "feature_names_in_", range(self.n_features_in_))]
+        for words in describe_idle(find_idle(sites), names):
+            warnings.warn(f"X: {words}", stacklevel=3)
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:
-        return (X - self._mean) / self._deviation
+        return _in(self._units.inputs, X)
 
     @property
     def log_evidence_(self) -> float:
@@ -230,7 +342,7 @@ class _Partitioned(BaseEstimator):
         ]
 
     def forget(self, site: Any) -> Self:
-        """Divide a site's factor out, and let the others refine theirs.
+        """Divide a site's factor out, and let the others refine theirs, in units of their own rows.
 
         The others' data have to be at hand: after `partial_fit`, or for an estimator that was saved, factors are only
         divided out, and what others learnt from the one that is forgotten stays in theirs.
@@ -242,30 +354,45 @@ class _Partitioned(BaseEstimator):
         rest = [number for number, name in enumerate(names) if name != site]
         if not rest:
             raise InputError(f"site {site!r}: is the only one: nothing would be left")
-        factors = [self.result_.factors[number] for number in rest]
-        self._parts = [self._parts[number] for number in rest]
+        parts = [self._parts[number] for number in rest]
         if self._data is not None:
-            self._data = [self._data[number] for number in rest]
-            self.result_ = self._fitted(self._data, factors)
-            return self
+            return self._refined_without(rest, parts)
         warnings.warn("forget: without their data, the others are not refined", stacklevel=2)
-        posterior = reduce(lambda a, b: a * b, factors, self.result_.prior)
+        units, result = self._carried(parts)
+        factors = tuple(result.factors[number] for number in rest)
+        posterior = joint(result.prior, factors)
         if not posterior.is_proper():
             raise InputError(f"site {site!r}: without it the posterior is not proper")
-        probs = tuple(self.result_.expected_log_probs[number] for number in rest)
         self.result_ = replace(
-            self.result_,
+            result,
             posterior=posterior,
-            factors=tuple(factors),
+            factors=factors,
             log_evidence=float("nan"),
-            expected_log_probs=probs,
+            expected_log_probs=tuple(result.expected_log_probs[number] for number in rest),
         )
+        self._units, self._parts = units, parts
+        return self
+
+    def _refined_without(self, rest: Sequence[int], parts: list[Part]) -> Self:
+        """Fitted to the data of the rest, in units of theirs: from their factors, where those can be brought there."""
+        units = self._units_of(parts)
+        result: Result | None = self.result_
+        if not units.same_as(self._units):
+            try:
+                result = converted(self.result_, self._units, units, [part.weight for part in self._parts])
+            except InputError:
+                result = None
+        data = [self._data[number] for number in rest]  # type: ignore[index]
+        factors = None if result is None else [result.factors[number] for number in rest]
+        self.result_ = self._fitted(self._scaled(data, units), factors)
+        self._units, self._parts, self._data = units, parts, data
         return self
 
     def save(self, path: str | os.PathLike) -> None:
         """Write one file, complete or not at all; `load` reads it. Data are not kept.
 
-        Nor are a solver or a damping policy, if they were given: `load` asks for them.
+        What is kept of each site or batch are its factor, and means and deviations of its columns. A solver or a
+        damping policy, if they were given, are not: `load` asks for them.
         """
         check_is_fitted(self, "result_")
         arrays, about = self.result_.packed()
@@ -278,12 +405,15 @@ class _Partitioned(BaseEstimator):
             "name": type(self).__name__,
             "settings": kept,
             "left_out": sorted(set(settings) - set(kept)),
-            "parts": [part._asdict() for part in self._parts],
+            "parts": [{"name": part.name, "rows": part.rows, "weight": part.weight} for part in self._parts],
+            "warned": self._warned,
             "features": self.n_features_in_,
             "names": getattr(self, "feature_names_in_", np.array([])).tolist(),
             "own": {name: np.asarray(getattr(self, name)).tolist() for name in self._remembered},
         }
-        arrays |= {"inputs.mean": self._mean, "inputs.deviation": self._deviation}
+        arrays |= {f"inputs.{name}": part for name, part in self._units.inputs._asdict().items()}
+        arrays |= {f"target.{name}": part for name, part in self._units.target._asdict().items()}
+        arrays |= {f"parts.{name}": np.stack([getattr(p.moments, name) for p in self._parts]) for name in MOMENTS}
         write_arrays(path, arrays, {**about, "estimator": plain(estimator)})
 
     @classmethod
@@ -291,26 +421,59 @@ class _Partitioned(BaseEstimator):
         """What `save` wrote: it predicts, and learns on. Settings that were not kept can be given again."""
         arrays, about = read_arrays(path)
         known = about.get("estimator")
-        if not isinstance(known, dict) or known["name"] != cls.__name__:
-            held = known["name"] if isinstance(known, dict) else known or "result"
+        if not isinstance(known, dict) or known.get("name") != cls.__name__:
+            held = known.get("name") if isinstance(known, dict) else known or "result"
             raise RunMismatch(f"{path}: holds a {held}, not a {cls.__name__}")
+        with doubted(path):
+            return cls._unpacked(path, arrays, about, settings)
+
+    @classmethod
+    def _unpacked(
+        cls, path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, settings: dict[str, Any]
+    ) -> Self:
+        known = about["estimator"]
+        if "parts.mean" not in arrays:
+            raise RunMismatch(f"{path}: its units are those of a first batch for ever: written by an earlier version")
+        ESTIMATOR(known, "estimator")
         missing = [name for name in known["left_out"] if name not in settings]
         if missing:
             again = ", ".join(f"{name}=..." for name in missing)
-            warnings.warn(f"{path}: {', '.join(missing)} not kept: to learn on, load(path, {again})", stacklevel=2)
+            warnings.warn(f"{path}: {', '.join(missing)} not kept: to learn on, load(path, {again})", stacklevel=5)
         kept = known["settings"] | {"schedule": schedules.from_settings(known["settings"].get("schedule"))}
         loaded = cls(**{**kept, **settings})
         loaded.result_ = unpacked(path, arrays, about)
-        loaded._parts, loaded._data = [Part(**part) for part in known["parts"]], None
-        loaded._mean, loaded._deviation = arrays["inputs.mean"], arrays["inputs.deviation"]
-        loaded._flat = np.zeros(len(loaded._mean), bool)
+        told = zip(known["parts"], *(arrays[f"parts.{name}"] for name in MOMENTS), strict=True)
+        columns = known["features"] + 1  # the target is the last
+        loaded._parts = [
+            Part(part["name"], part["rows"], Moments.checked(part["weight"], mean, total, columns))
+            for part, mean, total in told
+        ]
+        loaded._units = Units(*(Affine(arrays[f"{n}.mean"], arrays[f"{n}.scale"]) for n in ("inputs", "target")))
+        loaded._data, loaded._warned = None, known["warned"]
         loaded.n_features_in_ = known["features"]
         if known["names"]:
             loaded.feature_names_in_ = np.array(known["names"], dtype=object)
-        for name in cls._remembered:
-            value = known["own"][name]
+        fields(cls._remembered)(known["own"], "estimator.own")
+        for name, value in known["own"].items():
             setattr(loaded, name, np.array(value) if isinstance(value, list) else value)
+        loaded._check_loaded(known["names"])
         return loaded
+
+    def _check_loaded(self, names: Sequence[str]) -> None:
+        """That what a file says of an estimator goes together, and that it could learn on."""
+        features, result = self.n_features_in_, self.result_
+        for what, units, shape in (("inputs", self._units.inputs, (features,)), ("target", self._units.target, ())):
+            right = all(array.dtype == np.float64 and array.shape == shape for array in units)
+            if not right or not np.all(np.isfinite(units.mean) & (units.scale > 0) & (units.scale < np.inf)):
+                raise ValueError(f"{what}: expected a mean and a positive deviation of each column")
+        if len(names) not in (0, features) or len(self._parts) != len(result.factors):
+            raise ValueError("names or parts: there are more or fewer than columns or factors")
+        own, found = self._model, jax.tree.leaves(result.posterior)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(prior_shapes(own, own.hyper))]
+        if type(own) is not type(result.model) or shapes != [leaf.shape for leaf in found]:
+            raise ValueError("settings: are those of another model")
+        as_damping(self.damping)
+        maybe(whole())(self.random_state, "random_state")
 
     def __getstate__(self) -> dict[str, Any]:
         """Data do not go where an estimator goes."""
@@ -325,7 +488,7 @@ class _Partitioned(BaseEstimator):
         if not isinstance(model, LinearPredictor):
             raise AttributeError("coefficients: a network has none: use predict")
         posterior: Any = self.result_.posterior
-        T = to_units_of_data(self._mean, self._deviation)
+        T = to_units_of_data(*self._units.inputs)
         return posterior.marginals(np.kron(np.eye(model.outputs), T))
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
@@ -365,13 +528,15 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         schedule: who works next; by default a hundred synchronous rounds, or one pass where that is exact.
         solver: how a site refines its factor; chosen for the model, if not given.
         damping: the share of a proposed change that is taken.
-        standardise: inputs, by their means and deviations; a stream keeps those of its first batch.
+        standardise: inputs, by their means and deviations over all rows so far. When those change, what was learnt is
+            converted; a mean-field posterior keeps the means of its first batch, a network all units, and both say so
+            where that matters.
         random_state: with the same one, the same result.
         verbose: show how far a fit is from its beginning; otherwise a fit says so after two seconds.
         quiet: say nothing.
     """
 
-    _remembered = ("classes_",)
+    _remembered: ClassVar[dict[str, Check]] = {"classes_": check_classes}
     classes_: np.ndarray
 
     def _checked(self, X: Any, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -389,9 +554,6 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
         if len(unknown):
             raise InputError(f"y: class {unknown[0]} is new: give all classes to the first partial_fit")
         return X, np.searchsorted(self.classes_, y)
-
-    def _targets(self, y: np.ndarray) -> np.ndarray:
-        return y
 
     @property
     def _model(self) -> AbstractModel:
@@ -432,7 +594,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
             `PartitionedClassifier` for the others.
     """
 
-    _remembered = ("_centre", "_unit")
+    _remembered: ClassVar[dict[str, Check]] = {}
 
     def __init__(
         self,
@@ -470,17 +632,14 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         check_rows(None, {"X": X, "y": y})
         return X, y
 
-    def _scale(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
-        super()._scale(X, y, weights)
-        self._centre, self._unit = 0.0, 1.0
-        if self.standardise:
-            self._centre = float(np.average(y, weights=weights))
-            deviation = float(np.sqrt(np.average((y - self._centre) ** 2, weights=weights)))
-            # Of one row, or of equal ones, nothing but their size is known.
-            self._unit = deviation if deviation > 1e-12 * abs(self._centre) else abs(self._centre) or 1.0
+    def _target_units(self, told: Moments) -> Affine:
+        centre, deviation = told.mean[-1], told.deviation[-1]
+        # Of one row, or of equal ones, nothing but their size is known.
+        varies = deviation > 1e-12 * abs(centre)
+        return Affine(np.asarray(centre), np.asarray(deviation if varies else abs(centre) or 1.0))
 
-    def _targets(self, y: np.ndarray) -> np.ndarray:
-        return (y - self._centre) / self._unit
+    def _targets(self, y: np.ndarray, units: Units) -> np.ndarray:
+        return _in(units.target, y)
 
     @property
     def _model(self) -> AbstractModel:
@@ -498,23 +657,25 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
             posterior=self.posterior,
         )
 
-    def _hyper(self, rows: float = 0.0) -> LearnHyper | None:
+    def _hyper(self, before: Result | None = None, rows: float = 0.0) -> LearnHyper | None:
         if "noise" not in self._model.hyper:
             return None
-        if not rows:
+        if before is None:
             return LearnHyper(names="noise")
         # n rows tell of the logarithm of Gaussian noise with a Fisher information of 2n.
-        return LearnHyper(names="noise", prior={"noise": (self.result_.hyper["noise"], (2 * rows) ** -0.5)})
+        return LearnHyper(names="noise", prior={"noise": (before.hyper["noise"], (2 * rows) ** -0.5)})
 
     def _coefficients(self) -> Marginals:
-        shift = np.append(np.zeros(self.n_features_in_), self._centre)
-        return super()._coefficients().scaled(self._unit).shifted(shift)
+        target = self._units.target
+        shift = np.append(np.zeros(self.n_features_in_), target.mean)
+        return super()._coefficients().scaled(float(target.scale)).shifted(shift)
 
     @property
     def log_evidence_(self) -> float:
         """A lower bound of log p(y) of all sites; of a stream, a sum of bounds given what is kept of batches before."""
         check_is_fitted(self, "result_")
-        return self.result_.log_evidence - sum(part.weight for part in self._parts) * np.log(self._unit)
+        denser = sum(part.weight for part in self._parts) * np.log(self._units.target.scale)
+        return float(self.result_.log_evidence - denser)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One more batch."""
@@ -524,7 +685,8 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         """The expected target; with the standard deviation of a new observation, noise included, if asked."""
         check_is_fitted(self, "result_")
         X = self._inputs(validate_data(self, X, reset=False, dtype=np.float64))
-        mean = self._centre + self._unit * np.ravel(self.result_.predict(X))
+        target = self._units.target
+        mean = target.mean + target.scale * np.ravel(self.result_.predict(X))
         if not return_std:
             return mean
-        return mean, self._unit * np.ravel(self.result_.predict(X, return_std=True)[1])
+        return mean, target.scale * np.ravel(self.result_.predict(X, return_std=True)[1])

@@ -11,20 +11,45 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from partita._version import __version__
-from partita.archives import check_finite, read_arrays, write_arrays
+from partita.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.checks import check_count
 from partita.columns import check_columns, warn_of_units
-from partita.errors import InputError, RunMismatch
+from partita.errors import ImproperDensity, InputError, RunMismatch
+from partita.fields import anything, check_classes, entries, fields, flag, items, maybe, number, text, whole
 from partita.gp import kernels, likelihoods
 from partita.gp.sparse import Factor, SparseGP, by_output
-from partita.gp.stream import Hyper, Learning, Stream
+from partita.gp.stream import MOST_JITTER, Hyper, Learning, Stream
 from partita.moments import Moments
 from partita.runtime import precision
 from partita.shards import as_numbers, check_rows
-from partita.telemetry import Progress, plain
+from partita.telemetry import Progress, Row, plain
 
 # Draws of the hyperparameters that predictions average over.
 DRAWS = 16
+# What a file says of a stream, beside arrays. Other settings are looked at by what they make.
+SETTINGS = fields(
+    {"kernel": entries(anything), "likelihood": entries(anything)},
+    {"random_state": maybe(whole()), "batch_size": whole(1)}
+    | dict.fromkeys(("move_points", "standardise", "keep_factors", "verbose", "quiet"), flag),
+    anything,
+)
+STREAM = fields(
+    {
+        "settings": SETTINGS,
+        "count": number(0),
+        "batches": whole(),
+        "jitter": number(above=0, most=MOST_JITTER),
+        "log_evidence": maybe(number()),
+        "names": items(text()),
+        "classes": items(anything),
+        "single": flag,
+    },
+    others=anything,
+)
+# Of the largest eigenvalue: how far below zero rounding may take others.
+ROUNDING = 1e-3
+# Logarithms of hyperparameters are nearer to zero, so that their exponentials are numbers.
+FAR = 100.0
 
 
 class _StreamingGP(BaseEstimator):
@@ -276,6 +301,12 @@ class _StreamingGP(BaseEstimator):
         check_finite(path, arrays)
         if about.get("estimator") != cls.__name__:
             raise RunMismatch(f"{path}: holds a {about.get('estimator', 'result')}, not a {cls.__name__}")
+        with doubted(path):
+            return cls._unpacked(path, arrays, about)
+
+    @classmethod
+    def _unpacked(cls, path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row) -> Self:
+        STREAM(about, "stream")
         settings = dict(about["settings"])
         settings["kernel"] = kernels.from_settings(settings["kernel"])
         settings["likelihood"] = likelihoods.from_settings(settings["likelihood"])
@@ -287,7 +318,9 @@ class _StreamingGP(BaseEstimator):
         factor = Factor(**{name: arrays[f"factor.{name}"] for name in Factor._fields})
         if len(factor.precision) != len(factor.shift):
             raise RunMismatch(f"{path}: several columns of y, in units that they share: written by an earlier version")
+        _check_factor(factor)
         loaded._begin(factor.points.shape[1], len(factor.shift))
+        _check_beliefs(loaded.stream_.hyper, parts)
         loaded.stream_ = replace(
             loaded.stream_,
             hyper=Hyper(**parts),
@@ -297,11 +330,17 @@ class _StreamingGP(BaseEstimator):
             batches=about["batches"],
         )
         for name in ("inputs_", "targets_"):
-            setattr(loaded, name, Moments(about["count"], arrays[f"{name}.mean"], arrays[f"{name}.total"]))
-        if about["classes"]:
+            size = factor.points.shape[1] if name == "inputs_" else len(factor.shift)
+            moments = Moments.checked(about["count"], arrays[f"{name}.mean"], arrays[f"{name}.total"], size)
+            setattr(loaded, name, moments)
+        if issubclass(cls, ClassifierMixin):
+            check_classes(about["classes"], "classes")
+            if len(about["classes"]) != max(2, len(factor.shift)):
+                raise ValueError("classes: there are more or fewer than functions")
             loaded.classes_ = np.array(about["classes"])
         loaded.n_features_in_ = factor.points.shape[1]
         if about["names"]:
+            items(text(), loaded.n_features_in_)(about["names"], "names")
             loaded.feature_names_in_ = np.array(about["names"], dtype=object)
         loaded._single = about["single"]
         return loaded
@@ -449,6 +488,35 @@ class StreamingGPClassifier(ClassifierMixin, _StreamingGP):
         """The most probable class."""
         check_is_fitted(self, "stream_")
         return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+
+def _check_factor(factor: Factor) -> None:
+    """That a factor from a file is one: of shapes that go together, and with precisions that take nothing back."""
+    if factor.points.ndim != 2 or factor.shift.ndim != 2:
+        raise ValueError("factor: points or shifts are no tables")
+    (capacity, _), outputs = factor.points.shape, len(factor.shift)
+    shapes = ((capacity,), (outputs, capacity), (outputs, capacity, capacity))
+    if tuple(part.shape for part in factor[1:]) != shapes or 0 in factor.precision.shape + factor.points.shape:
+        raise ValueError(f"factor: the shapes of its parts, {[part.shape for part in factor]}, do not go together")
+    if any(part.dtype != np.float64 for part in factor) or not np.isin(factor.present, (0, 1)).all():
+        raise ValueError("factor: expected float64, and points that are there or not")
+    for one in factor.precision:
+        values = np.linalg.eigvalsh(0.5 * (one + one.T))
+        symmetric = np.allclose(one, one.T, 1e-6, 1e-6 * max(values[-1], 0))
+        if values[0] < -ROUNDING * max(values[-1], 0) or not symmetric:
+            raise ImproperDensity("factor: its precision is not that of a Gaussian")
+
+
+def _check_beliefs(own: Hyper, found: dict[str, dict[str, np.ndarray]]) -> None:
+    """That a file has beliefs about the hyperparameters that there are."""
+    for name, wanted in own._asdict().items():
+        shapes = {key: np.shape(value) for key, value in wanted.items()}
+        if shapes != {key: value.shape for key, value in found[name].items()}:
+            raise ValueError(f"hyper: the {name} is of other hyperparameters than the kernel's and the likelihood's")
+        if any(value.dtype != np.float64 or np.any(np.abs(value) > FAR) for value in found[name].values()):
+            raise ValueError(f"hyper: the {name} of a logarithm is beyond all")
+    if any(np.any(value < 0) for value in found["scale"].values()):
+        raise ValueError("hyper: a deviation is negative")
 
 
 def _root(matrix: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Exponential families: immutable pytrees of natural parameters that multiply, divide and take powers."""
 
-from partita.families.base import Family, inner
+from partita.families.base import Family, Substitution, inner
 from partita.families.cone import Cone
 from partita.families.gamma import Gamma
 from partita.families.gaussian import Gaussian, MeanField
@@ -19,4 +19,4 @@ REGISTRY: dict[str, type[Family]] = {
 }  # fmt: skip
 FAMILY_OF.update({family.Mean: family for family in REGISTRY.values()})
 
-__all__ = ["REGISTRY", "Cone", "Family", "inner", *REGISTRY]
+__all__ = ["REGISTRY", "Cone", "Family", "Substitution", "inner", *REGISTRY]

@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import equinox as eqx
 import jax
@@ -39,6 +39,14 @@ class Tree:
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self, width=120)
+
+
+class Substitution(NamedTuple):
+    """Other coordinates: θ = matrix θ' + shift, over all of them in order; and σ = noise σ', where σ is one of them."""
+
+    matrix: np.ndarray
+    shift: np.ndarray
+    noise: float = 1.0
 
 
 class Family(Tree):

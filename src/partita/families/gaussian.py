@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.errors import InputError
-from partita.families.base import Family, Tree
+from partita.families.base import Family, Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
 from partita.runtime import Array, as_array, cheap_normal, in_own_precision, is_traced, same_structure
@@ -24,6 +24,18 @@ def _noise(key: Array, shape: tuple[int, ...], location: Any) -> Any:
     keys = jax.random.split(key, len(leaves))
     draws = [jax.random.normal(k, (*shape, *a.shape), a.dtype) for k, a in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(structure, draws)
+
+
+def _side_by_side(tree: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
+    """All coordinates in order, and the way back, on the host."""
+    leaves, structure = jax.tree.flatten(tree)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+
+    def back(flat: np.ndarray) -> Any:
+        parts = zip(np.split(flat, ends), leaves, strict=True)
+        return jax.tree.unflatten(structure, [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts])
+
+    return np.concatenate([np.ravel(leaf) for leaf in leaves]), back
 
 
 def _inverse(matrix: Array) -> Array:
@@ -179,6 +191,19 @@ class MeanField(Family):
         )
         return Marginals.normal(T @ location, np.sqrt(T**2 @ variance))
 
+    def substituted(self, new: Substitution) -> tuple[Self, float]:
+        """The same factor in other coordinates, and the logarithm of what it is larger by than the one returned.
+
+        Coordinates that are sums of others would not be independent of each other.
+        """
+        diagonal = np.diag(new.matrix)
+        if np.any(new.matrix != np.diag(diagonal)):
+            raise InputError("a mean-field density has no sums of its coordinates as coordinates")
+        (h, unravel), (p, _) = (_side_by_side(tree) for tree in (self.precision_times_location, self.precision))
+        moved = h - p * new.shift
+        constant = float(new.shift @ (h + moved)) / 2
+        return type(self)(unravel(diagonal * moved), unravel(diagonal**2 * p)), constant
+
     def cone(self) -> Cone:
         return Cone(positive=tuple(jax.tree.leaves(self.precision)))
 
@@ -297,6 +322,12 @@ class Gaussian(Family):
     def marginals(self, T: np.ndarray) -> Marginals:
         """Of T θ, row by row of T."""
         return Marginals.normal(T @ self.location, np.sqrt(np.sum((T @ self.covariance) * T, axis=1)))
+
+    def substituted(self, new: Substitution) -> tuple[Self, float]:
+        """The same factor in other coordinates, and the logarithm of what it is larger by than the one returned."""
+        h, moved = self.precision_times_location, self.precision_times_location - self.precision @ new.shift
+        matrix = new.matrix.T @ self.precision @ new.matrix
+        return type(self)(new.matrix.T @ moved, 0.5 * (matrix + matrix.T)), float(new.shift @ (h + moved)) / 2
 
     def cone(self) -> Cone:
         return Cone(definite=(self.precision,))

@@ -16,7 +16,7 @@ from jax.scipy.stats import t as student
 from scipy.interpolate import CubicSpline
 
 from partita.errors import InputError
-from partita.families.base import Family, Tree, inner
+from partita.families.base import Family, Substitution, Tree, inner
 from partita.families.cone import Cone
 from partita.families.gaussian import LOG_2PI
 from partita.families.marginals import Marginals
@@ -249,6 +249,31 @@ class WeightsAndNoise(Family):
         noise = jax.random.normal(third, (number, len(self.own_precision)), u.dtype)
         w = (white.location(tau) + noise / jnp.sqrt(white.precision(tau))) @ white.basis.T
         return NormalGammaParams(w.reshape(*shape, -1), tau.reshape(shape))
+
+    def substituted(self, new: Substitution) -> tuple[Self, float]:
+        """The same factor in other coordinates, and the logarithm of what it is larger by than the one returned.
+
+        A linear regression's likelihood keeps its form. What is independent of the noise, as the weights' prior is, has
+        to stay diagonal.
+        """
+        T, shift, P, D = new.matrix, new.shift, self.precision, np.diag(self.own_precision)
+        own = T.T @ D @ T
+        if np.any(own != np.diag(np.diag(own))):
+            raise InputError("a factor with a part that does not depend on the noise has no sums of its coordinates")
+        h, g = self.precision_times_location, self.own_location
+        moved, own_moved = h - P @ shift, g - D @ shift
+        matrix = T.T @ P @ T / new.noise**2
+        changed = type(self)(
+            self.log_coefficient,
+            (self.scatter - shift @ (h + moved)) / new.noise**2,
+            T.T @ own_moved,
+            np.diag(own),
+            T.T @ moved / new.noise**2,
+            0.5 * (matrix + matrix.T),
+            self.noise_scale,
+        )
+        constant = shift @ (g + own_moved) / 2 - 2 * self.log_coefficient * np.log(new.noise)
+        return changed, float(constant)
 
     def cone(self) -> Cone:
         matrix = bordered(self.precision, self.precision_times_location, self.scatter)

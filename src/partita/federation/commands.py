@@ -16,6 +16,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing before the end
 Metrics = Annotated[
     int | None, typer.Option(metavar="PORT", help="Prometheus metrics at http://127.0.0.1:PORT/metrics.")
 ]
+# What a state has to say before there is a line about it.
+PROGRESS = ("version", "total", "round", "accepted", "messages", "bytes_down", "bytes_up")
 
 
 @federation.command("new-federation")
@@ -152,13 +154,17 @@ def accept(
     from partita.errors import InputError
     from partita.federation.consent import Consent
     from partita.federation.folders import read_site
+    from partita.federation.recipe import Recipe
 
     consent = Consent(read_site(folder).path)
     proposed = consent.proposed
     if proposed is None:
         known = "nothing new is proposed" if consent.accepted else "no server has proposed anything yet"
         raise InputError(f"{folder}: {known}; it is noted here when one asks, while this runs: partita site {folder}")
+    # What is no recipe is never answered, whoever has put it there.
+    Recipe.parsed(dumps(proposed))
     for name, section in proposed.items():
+        # Escapes of JSON: nothing in it is obeyed by a terminal, and nothing is left out.
         typer.echo(f"{name}: {dumps(section)}")
     if not yes and not typer.confirm("Shall this site answer that?"):
         raise typer.Exit(1)
@@ -183,7 +189,7 @@ def status(folder: Folder, json: Json = False) -> None:
 
     reason = f": {state['reason']}" if state.get("reason") else ""
     typer.echo(f"{folder}: {state['state']}{reason}")
-    if "version" in state:
+    if all(state.get(name) is not None for name in PROGRESS):
         typer.echo(
             f"{state['version']} of {state['total']} updates, {state['round']:.1f} rounds; "
             f"accepted {state['accepted']:.2g} of the last; {state['messages']} messages, "

@@ -7,7 +7,9 @@ from typing import Any
 
 from partita.errors import MalformedMessage, PolicyRefusal
 from partita.federation.policy import Policy
-from partita.files import read_json, replace_file
+from partita.fields import Check, anything, entries, fields, text, whole
+from partita.files import MOST_SETTINGS, read_json, replace_file
+from partita.foreign import parse_object
 from partita.wire import Question
 
 # Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
@@ -15,6 +17,11 @@ PINNED = ("columns", "model", "solver", "hyper", "seed")
 # The most letters of a recipe.
 LONGEST = 100_000
 Pinned = dict[str, Any]
+SECTION = entries(anything)
+RECIPE = fields({}, {name: SECTION for name in PINNED if name != "seed"} | {"seed": whole(0, 2**32 - 1)})
+PROPOSED = fields({"recipe": RECIPE})
+ACCEPTED = fields({"recipe": RECIPE, "name": text(100)})
+USED = fields({"name": text(100)}, {"refine": whole(), "evaluate": whole()})
 
 
 class Consent:
@@ -28,11 +35,11 @@ class Consent:
     @property
     def proposed(self) -> Pinned | None:
         """What the server asked for last without being answered."""
-        return (_read(self._proposed) or {}).get("recipe")
+        return (_read(self._proposed, PROPOSED) or {}).get("recipe")
 
     @property
     def accepted(self) -> Pinned | None:
-        return (_read(self._accepted) or {}).get("recipe")
+        return (_read(self._accepted, ACCEPTED) or {}).get("recipe")
 
     def accept(self, recipe: Pinned) -> None:
         """From now on this is answered, and nothing else; counting begins anew."""
@@ -64,8 +71,8 @@ class Consent:
         limits = {"refine": policy.most_tasks, "evaluate": policy.most_questions}
         if kind not in limits:
             return
-        name = (_read(self._accepted) or {}).get("name")
-        used = _read(self._used) or {}
+        name = (_read(self._accepted, ACCEPTED) or {}).get("name")
+        used = _read(self._used, USED) or {}
         used = used if used.get("name") == name else {"name": name}
         number = used.get(kind, 0) + 1
         if number > limits[kind]:
@@ -82,9 +89,11 @@ def pinned(text: str) -> Pinned:
     if len(text) > LONGEST:
         raise MalformedMessage(f"recipe: is longer than {LONGEST} letters")
     try:
-        tables = json.loads(text)
-        return {name: tables[name] for name in PINNED if name in tables}
-    except (ValueError, TypeError, RecursionError):
+        tables = parse_object(text)
+        found = {name: tables[name] for name in PINNED if name in tables}
+        RECIPE(found, "recipe")
+        return found
+    except ValueError:
         raise MalformedMessage("recipe: cannot be read") from None
 
 
@@ -92,9 +101,11 @@ def _write(path: Path, row: dict[str, Any]) -> None:
     replace_file(path, json.dumps(row).encode())
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, check: Check) -> dict[str, Any] | None:
     try:
-        return read_json(path)
+        row = read_json(path, MOST_SETTINGS)
+        check(row, path.stem)
+        return row
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from partita.errors import EngineError
 from partita.federation.folders import ServerFolder
-from partita.federation.keys import pem_key
+from partita.federation.keys import read_key, read_public_key
 from partita.federation.link import HERE, operator_token
 
 APP = b"""\
@@ -50,8 +50,8 @@ class Control:
         from flwr.supercore.control import ControlHttpClient
 
         self._folder = folder
-        token = operator_token((folder.keys / "secret").read_bytes())
-        certificate = (folder.keys / "ca.crt").read_bytes()
+        token = operator_token(read_key(folder.keys / "secret"))
+        certificate = read_key(folder.keys / "ca.crt")
         self._client = ControlHttpClient.from_server_address(f"{HERE}:{port}", False, certificate, [_Shown(token)])
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Control:
         from flwr.proto.control_pb2 import RegisterNodeRequest
         from flwr.supercore.error import ApiErrorCode
 
-        key = pem_key(self._folder.public_key(site).read_bytes())
+        key = read_public_key(self._folder.public_key(site), "PEM")
         with _explained(f"site {site}", ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE):
             self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
 

@@ -18,7 +18,7 @@ from partita.errors import ConfigError, InputError, StorageError
 from partita.federation.keys import write_certificates, write_secret, write_site_key
 from partita.federation.policy import Policy
 from partita.federation.recipe import KEYS, SECTIONS, Recipe, check_names
-from partita.files import make_folder, open_private
+from partita.files import is_file, make_folder, open_private
 from partita.limits import Limits
 from partita.messages import Compression
 
@@ -127,7 +127,7 @@ def read_server(path: Path) -> ServerFolder:
     # Said now rather than when all sites have come.
     _ = folder.recipe.model
     for site in folder.sites:
-        if not folder.public_key(site).is_file():
+        if not is_file(folder.public_key(site)):
             raise reader.error("server", "sites", f"{site}: its public key is missing: {folder.public_key(site)}")
     return folder
 
@@ -155,13 +155,14 @@ def read_site(path: Path) -> SiteSettings:
         policy=reader.build("policy", Policy, tables.get("policy", {})),
     )
     for key in ("certificate", "key"):
-        if not getattr(settings, key).is_file():
+        if not is_file(getattr(settings, key)):
             raise reader.error("", key, f"no such file: {getattr(settings, key)}")
     return settings
 
 
 def _tables(path: Path, name: str, help: str) -> tuple[Reader, dict[str, Any]]:
-    if not (path / name).is_file():
+    # What is there, but is no file, is for whoever reads it to tell.
+    if not os.path.lexists(path / name):
         raise ConfigError(f"{path}: has no {name}: {help}")
     return read_tables(path / name)
 
@@ -192,11 +193,11 @@ def held(path: Path, patience: float = 1.0) -> Iterator[None]:
     make_folder(path.parent)
     until = time.monotonic() + patience
     # Whoever can open the file can hold it.
-    handle = open_private(path)
+    handle = _opened(path, os.O_RDWR | os.O_CREAT)
     try:
         while not _locked(handle, fcntl.LOCK_EX):
             if time.monotonic() > until:
-                number = os.pread(handle, 20, 0).decode()
+                number = _process(handle)
                 raise StorageError(f"{path.parent}: process {number} is at work here: stop it first")
             time.sleep(0.2)
         os.ftruncate(handle, 0)
@@ -209,14 +210,29 @@ def held(path: Path, patience: float = 1.0) -> Iterator[None]:
 def holder(path: Path) -> int | None:
     """The number of the process that holds a place, if one does."""
     try:
-        handle = open_private(path, os.O_RDWR)
+        handle = _opened(path, os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
         # Shared: those who only look do not take each other for holders.
-        return None if _locked(handle, fcntl.LOCK_SH) else int(os.pread(handle, 20, 0) or b"0")
+        return None if _locked(handle, fcntl.LOCK_SH) else _process(handle)
     finally:
         os.close(handle)
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        return open_private(path, flags)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from None
+
+
+def _process(handle: int) -> int:
+    """The number in a file that a process holds; 0, if there is none."""
+    digits = os.pread(handle, 20, 0)
+    return int(digits) if digits.isdigit() else 0
 
 
 def _locked(handle: int, how: int) -> bool:

@@ -5,9 +5,14 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from partita.errors import ConfigError, StorageError, reason
+from partita.files import read_file
 
 DAYS = 825
+# Bytes of a file with a key or a certificate.
+MOST_KEY = 100_000
 
 
 def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
@@ -54,14 +59,27 @@ def write_site_key(private: Path, public: Path) -> None:
     _write(public, key.public_key().public_bytes(_encodings().OpenSSH, PublicFormat.OpenSSH))
 
 
+def read_key(path: Path) -> bytes:
+    """A key, a certificate or a secret, from a file of the size that these have."""
+    try:
+        return read_file(path, MOST_KEY)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from None
+
+
+def read_public_key(path: Path, form: Literal["DER", "PEM"] = "DER") -> bytes:
+    """A site's public key, however it was written: as `canonical_key` gives it, or as Flower takes it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return _public(read_key(path), getattr(_encodings(), form))
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path}: is no public key ({reason(error)}): use the one that came with the site") from None
+
+
 def canonical_key(key: bytes) -> bytes:
     """A public key, however it was written."""
     return _public(key, _encodings().DER)
-
-
-def pem_key(key: bytes) -> bytes:
-    """A public key as Flower takes it."""
-    return _public(key, _encodings().PEM)
 
 
 def _public(key: bytes, encoding: Any) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.federation.folders import ServerFolder, read_server, split_address
-from partita.federation.keys import canonical_key
+from partita.federation.keys import canonical_key, read_key, read_public_key
 from partita.messages import largest
 from partita.models import prior_of
 
@@ -181,7 +181,7 @@ def flower_app(folder: ServerFolder) -> Any:
         port=port,
         insecure=False,
         certificates=None,
-        superexec_auth_secret=(keys / "secret").read_bytes(),
+        superexec_auth_secret=read_key(keys / "secret"),
         # Who may ask at all is settled at the gate.
         authn_plugin=NoOpControlAuthnPlugin(),
         event_log_plugin=None,
@@ -204,8 +204,8 @@ def flower_app(folder: ServerFolder) -> Any:
 
 def gated(folder: ServerFolder, port: int) -> Gate:
     """Flower's app behind the doors of a server's folder."""
-    token = operator_token((folder.keys / "secret").read_bytes())
-    keys = frozenset(canonical_key(folder.public_key(site).read_bytes()) for site in folder.sites)
+    token = operator_token(read_key(folder.keys / "secret"))
+    keys = frozenset(read_public_key(folder.public_key(site)) for site in folder.sites)
     model = folder.recipe.model
     return Gate(flower_app(folder), port, token, keys, largest(prior_of(model, model.hyper)))
 

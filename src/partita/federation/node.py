@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from partita.errors import EngineError, reason
+from partita.errors import EngineError, StorageError, reason
+from partita.federation.keys import read_key
 from partita.text import clean
 from partita.wire import RECORD, Question
 
@@ -56,13 +57,13 @@ class Node:
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
         try:
-            private: Any = load_ssh_private_key(key.read_bytes(), None)
+            private: Any = load_ssh_private_key(read_key(key), None)
             public = private.public_key()
             self._key = public_key_to_bytes(public)
             signed = NodeAuthHttpInterceptor(private, public)
-        except (OSError, ValueError, TypeError) as error:
+        except (StorageError, ValueError, TypeError) as error:
             raise EngineError(f"{key}: is no private key ({error}): use the one that came with this folder") from None
-        self._client = FleetHttpClient.from_server_address(address, False, certificate.read_bytes(), [signed])
+        self._client = FleetHttpClient.from_server_address(address, False, read_key(certificate), [signed])
         self._answer = answer
         self._ended = threading.Event()
         self._node: Any = None

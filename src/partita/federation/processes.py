@@ -343,7 +343,10 @@ def stop(path: Path) -> int | None:
     for name in ("serve.lock", "site.lock"):
         number = holder(path / "run" / name)
         if number:
-            os.kill(number, signal.SIGTERM)
+            try:
+                os.kill(number, signal.SIGTERM)
+            except (OSError, OverflowError):
+                raise EngineError(f"{path}: {name} names process {number}, which cannot be ended from here") from None
             until = time.monotonic() + 2 * END
             while holder(path / "run" / name) == number:
                 if time.monotonic() > until:

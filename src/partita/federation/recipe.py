@@ -14,6 +14,7 @@ from partita._version import __version__
 from partita.checks import check_count, is_number
 from partita.config import Reader
 from partita.errors import ConfigError, InputError, MalformedMessage
+from partita.foreign import parse_object
 from partita.hyper import LearnHyper
 from partita.models import REGISTRY, AbstractModel
 from partita.run import prepared
@@ -116,11 +117,9 @@ class Recipe:
     def parsed(cls, text: str) -> "Recipe":
         """From what a message carries."""
         try:
-            tables = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            tables = parse_object(text)
+        except ValueError as error:
             raise MalformedMessage(f"recipe: cannot be read: {error}") from None
-        if not isinstance(tables, dict):
-            raise MalformedMessage("recipe: is not an object")
         return cls.read(Reader(Path("the server's settings")), tables)
 
     @cached_property

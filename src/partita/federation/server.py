@@ -8,9 +8,8 @@ from typing import Any
 from partita.engines.flower import Flower, Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, held, holder, read_server
-from partita.federation.keys import canonical_key
+from partita.federation.keys import canonical_key, read_public_key
 from partita.federation.state import Requests, State, about, logger, write_state
-from partita.files import MOST_SETTINGS, read_file
 from partita.run import fit
 from partita.telemetry import Event, Row
 
@@ -87,7 +86,7 @@ def run(grid: Any, path: Path, attempt: str) -> None:
 
 def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     server = folder.server
-    keys = {site: canonical_key(read_file(folder.public_key(site), MOST_SETTINGS)) for site in folder.sites}
+    keys = {site: read_public_key(folder.public_key(site)) for site in folder.sites}
     engine = Flower(
         grid,
         folder.recipe.greeting,

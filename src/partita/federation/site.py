@@ -18,6 +18,7 @@ from partita.federation.recipe import Columns, Recipe
 from partita.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
 from partita.models import prior_of
 from partita.models.base import prior_shapes
+from partita.naming import SiteNames
 from partita.predictive import scaled_columns
 from partita.run import prepared
 from partita.shards import padded_together
@@ -90,7 +91,8 @@ class Site:
             X, y = read_table(settings, recipe.columns)
             settings.policy.check_rows(len(y))
             job = prepared(recipe.model, [settings.name], **recipe.settings).job()
-            (shard,) = padded_together([loaded(job.model, number, (X, y))])
+            with SiteNames((settings.name,)).told():
+                (shard,) = padded_together([loaded(job.model, 0, (X, y))])
             self._worker, self._like = Worker(job, {number: shard}), like
             self._known = known
         assert self._like is not None
@@ -115,8 +117,10 @@ def _check_digest(recipe: Recipe, digest: str) -> None:
 def _stamp(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}: put the data there, or change `data` in site.toml") from None
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: {getattr(error, 'strerror', error)}: put the data there, or change `data` in site.toml"
+        ) from None
     return found.st_mtime_ns, found.st_size
 
 

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from partita.engines.flower import Peer
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import ServerFolder, holder
+from partita.federation.recipe import check_names
+from partita.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
 from partita.files import make_folder, open_private, read_json, replace_file
 from partita.messages import MOST_REASON, Notice
 from partita.report.loopback import LoopbackHandler, LoopbackServer
@@ -24,6 +26,26 @@ from partita.text import clean
 State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]
 ENDED = ("finished", "stalled", "failed")
 LOG_BYTES = 10_000_000
+# What a state file says of a site, and of the run: since which version, an older one need not know.
+_COUNTS = ("rows", "tasks", "updates", "bytes_down", "bytes_up")
+_NUMBERS = ("version", "total", "round", "accepted", "free_energy", "messages", "bytes_down", "bytes_up")
+SITE = fields(
+    {"site": text(40)},
+    {
+        "ready": flag,
+        "connected": flag,
+        "problem": text(),
+        "last_seen": maybe(number(0, most=1e12)),
+        **{name: maybe(whole()) for name in _COUNTS},
+        **{name: maybe(number()) for name in ("staleness", "accepted", "seconds")},
+    },
+)
+STATE = fields(
+    {"state": text(100), "sites": items(SITE)},
+    {"time": number(), "attempt": text(), "reason": text(), **{name: maybe(number()) for name in _NUMBERS}},
+    anything,
+)
+REQUEST = fields({"site": text(40), "kind": one_of(("retired", "readmitted"))})
 
 
 def write_state(folder: ServerFolder, row: Row) -> None:
@@ -56,13 +78,14 @@ def read_state(folder: ServerFolder) -> Row:
         return {"state": state, "serving": serving is not None, "sites": [about(Peer(name)) for name in folder.sites]}
     try:
         row = read_json(path)
-        if not isinstance(row.get("state"), str) or not isinstance(row.get("sites"), list):
-            raise ValueError("is not what a server writes")
+        STATE(row, "state")
+        check_names([site["site"] for site in row["sites"]])
     except (OSError, ValueError) as error:
         raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing is lost with it") from None
     if serving is None and row["state"] not in ENDED:
         row["state"] = "stopped"
-    return {**_cleaned(row), "serving": serving is not None}
+    sites = [{**about(Peer(site["site"])), **site} for site in row["sites"]]
+    return {**_cleaned({**row, "sites": sites}), "serving": serving is not None}
 
 
 def barred(folder: ServerFolder) -> dict[str, str]:
@@ -105,8 +128,9 @@ class Requests:
     def _notice(self, path: Path) -> Notice:
         try:
             row = read_json(path)
+            REQUEST(row, "request")
             return Notice(self._folder.sites.index(row["site"]), row["kind"], "as the operator asked")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise CorruptStorage(f"{path}: is no request: {error}: delete it") from None
 
 

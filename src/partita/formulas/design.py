@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.collinearity import describe_idle, find_idle
 from partita.errors import InputError, reason
 from partita.formulas.advice import alike, unlikely_levels, warnings_of
 from partita.formulas.language import Parsed, parse
@@ -33,6 +34,8 @@ ALSO_CALLED = {
 }
 # A dense posterior cannot have more; and how many rows are evaluated once more, without the others.
 MOST_COLUMNS, ROWS_ALONE = 10_000, 20
+# The largest number of a column whose squares, summed, still have some digits.
+SMALLEST = 1e-145
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Design:
     """What all sites agree on before they fit: columns, their levels and units, and how the formula reads them.
 
     Sites have told which levels their columns have, how many rows and groups there are, and means of columns and of
-    squares around them.
+    squares and products around them.
     """
 
     formula: str
@@ -137,12 +140,17 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
     _number_groups(parts)
     found = [name for name in spec.column_names if name != "Intercept"]
     intercept = "Intercept" in spec.column_names
+    _check_squares(found, [rows.X for rows in parts.values()])
+    _check_squares([target_name(parsed)], [rows.y[:, None] for rows in parts.values()])
     mean, deviation = _moments([rows.X for rows in parts.values()])
     target_mean, target_deviation = _moments([rows.y[:, None] for rows in parts.values()])
     if not intercept:
         # Lines go through zero: sizes are distances from there.
         deviation, target_deviation = np.hypot(mean, deviation), np.hypot(target_mean, target_deviation)
     is_gaussian = family == "gaussian"
+    advice += _advise_on_groups(parsed.group, frames)
+    advice += describe_idle(find_idle([rows.X for rows in parts.values()], intercept), found)
+    advice += _advise_on_rows(family, len(found) + intercept, parts, is_explained=bool(advice))
     design = Design(
         formula,
         family,
@@ -157,7 +165,7 @@ def designed(formula: str, family: str, frames: Mapping[str, Any]) -> tuple[Desi
         target_centre=float(target_mean[0]) if is_gaussian and intercept else 0.0,
         target_unit=float(_unit(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
         mean_count=float(target_mean[0]) if family in COUNTS else None,
-        advice=(*advice, *_advise_on_groups(parsed.group, frames)),
+        advice=tuple(advice),
     )
     return design, parts
 
@@ -182,6 +190,25 @@ def _advise_on_groups(group: str | None, frames: Mapping[str, Any]) -> list[str]
         for site, number in numbers.items()
         if number
     ]
+
+
+def _advise_on_rows(family: str, coefficients: int, parts: Mapping[str, Rows], is_explained: bool) -> list[str]:
+    """Where rows are too few or too much alike, so that the prior tells what data leave open."""
+    rows = sum(len(part.y) for part in parts.values())
+    groups = sum(part.counts.groups or 0 for part in parts.values())
+    found = []
+    if coefficients > rows and not is_explained:
+        found.append(
+            f"there are {coefficients} coefficients for {rows} rows: what data leave open, the prior tells; use fewer "
+            "columns"
+        )
+    if find_idle([part.y[:, None] for part in parts.values()]).flat:
+        found.append("the target is the same in all rows: there is nothing to explain")
+    if groups == 1:
+        found.append("there is one group only: its intercept is not told from the formula's; leave (1 | group) out")
+    elif groups == rows and family in ("gaussian", "bernoulli"):
+        found.append("every row is a group of its own: its intercept is not told from noise; leave (1 | group) out")
+    return found
 
 
 def specified(parsed: Parsed, columns: Mapping[str, Column]) -> Any:
@@ -235,6 +262,13 @@ def check_size(place: str, what: str, array: np.ndarray) -> None:
             f"{place}: the {what} gives numbers that are not finite, or too large: look for cells that cannot be, "
             "log(0) or 1/0"
         )
+
+
+def _check_squares(names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
+    """That squares do not vanish, or columns would be taken for ones that do not vary."""
+    size = np.max([np.abs(rows).max(axis=0) for rows in arrays], axis=0)
+    for name in np.asarray(names, dtype=object)[(size > 0) & (size < SMALLEST)]:
+        raise InputError(f"column {name!r}: has numbers so small that their squares are zero: give it another unit")
 
 
 @dataclass(frozen=True)

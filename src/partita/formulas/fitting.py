@@ -1,6 +1,7 @@
 """Regressions across silos: a formula, a family, one table per site, and a posterior without pooling."""
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,9 @@ from partita.engines import Engine
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.weights_and_noise import DEGREES
+from partita.formulas.comparison import Observed, check_same
 from partita.formulas.design import FAMILIES as FAMILIES
 from partita.formulas.design import Design, Rows, as_family, designed
-from partita.formulas.naming import named_result, sites_named, write_names
 from partita.formulas.regression import Regression, site_random
 from partita.formulas.saving import pack_design
 from partita.formulas.tables import read_sites, repeat_rows
@@ -31,7 +32,7 @@ from partita.models import (
 )
 from partita.run import fit
 from partita.schedules import Schedule, Synchronous
-from partita.telemetry import Callback, notice, with_progress
+from partita.telemetry import Callback, in_units, notice, with_progress
 
 ROUNDS, SETTLED = 100, 1e-7
 
@@ -77,7 +78,8 @@ def regress(
             how far the fit is. What looks wrong in the tables is a warning in any case.
 
     A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
-    levels their columns have, how many rows and groups there are, and means of columns and of squares around them.
+    levels their columns have, how many rows and groups there are, and means of columns and of squares and products
+    around them.
     """
     for module, package in (("formulaic", "formulaic"), ("polars", "polars"), ("numpyro", "NumPyro")):
         import_extra(module, package, "formulas")
@@ -94,9 +96,8 @@ def regress(
         if isinstance(model, NumPyroModel):
             model = model.sized(shards[0])
         names = list(fitted)
-        if run_dir is not None:
-            write_names(run_dir, names)
-        with sites_named(names):
+        offset = -sum(len(rows.y) for rows in fitted.values()) * math.log(design.target_unit)
+        with in_units(callbacks, offset):
             result = fit(
                 model,
                 shards,
@@ -104,13 +105,14 @@ def regress(
                 damping=damping,
                 engine=engine,
                 start=_start(design, model),
+                names=names,
                 run_dir=run_dir,
                 resume=resume,
                 seed=seed,
                 callbacks=callbacks,
             )
     counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
-    result = replace(named_result(result, names), design=pack_design(design, counts, digest))
+    result = replace(result, design=pack_design(design, counts, digest))
     return Regression(design, result, fitted, spare, digest, counts)
 
 
@@ -142,17 +144,11 @@ def check_comparable(
 ) -> None:
     """That regressions of these formulas will be of the same observations, before the first is fitted."""
     frames, family = repeat_rows(read_sites(sites), weights), as_family(family)
-    digests = [_digest(_read(formula, frames, family, held_out, seed)[1]) for formula in formulas]
-    for formula, digest in zip(formulas, digests, strict=True):
-        _check_same(formula, digest, formulas[0], digests[0])
-
-
-def _check_same(formula: str, digest: str, first: str, of_first: str) -> None:
-    if digest != of_first:
-        raise InputError(
-            f"compare: {formula!r} is of other observations than {first!r}: rows that miss a column are left out, so "
-            "give all of them the same rows, without missing cells in any of their columns"
-        )
+    observed = []
+    for formula in formulas:
+        design, fitted, _ = _read(formula, frames, family, held_out, seed)
+        observed.append(Observed(design, {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)))
+        check_same(observed[0], observed[-1])
 
 
 def _parted(parts: Mapping[str, Rows], share: float, seed: int) -> tuple[dict[str, Rows], dict[str, Rows]]:
@@ -240,37 +236,9 @@ def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, no
 
 
 def _digest(sites: Mapping[str, Rows]) -> str:
-    """What was observed, and where: regressions on other observations cannot be compared."""
+    """What was observed, and where, whatever the order of sites."""
     digest = hashlib.sha256()
-    for name, rows in sites.items():
+    for name, rows in sorted(sites.items()):
         digest.update(f"{name}:{len(rows.y)}:".encode())
         digest.update(np.ascontiguousarray(rows.y, "<f8").tobytes())
     return digest.hexdigest()
-
-
-def compare(regressions: Sequence[Regression]) -> list[dict[str, Any]]:
-    """Formulas by their log evidence, the best first, with what each is worth if all were equally likely before.
-
-    Only regressions of the same observations at the same sites can be compared. The log evidence is a lower bound, so
-    differences of less than about one nat say little.
-    """
-    if not regressions:
-        raise InputError("compare: expected at least one regression")
-    first = regressions[0]
-    for other in regressions[1:]:
-        _check_same(other.formula, other.digest, first.formula, first.digest)
-        if (other.design.family == "gaussian") != (first.design.family == "gaussian"):
-            raise InputError("compare: densities of numbers and probabilities of counts cannot be compared")
-    best = max(one.log_evidence for one in regressions)
-    weights = np.exp([one.log_evidence - best for one in regressions])
-    rows = [
-        {
-            "formula": one.formula,
-            "family": one.design.family,
-            "log evidence": one.log_evidence,
-            "behind": best - one.log_evidence,
-            "weight": float(weight / weights.sum()),
-        }
-        for one, weight in zip(regressions, weights, strict=True)
-    ]
-    return sorted(rows, key=lambda row: -row["log evidence"])

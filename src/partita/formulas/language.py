@@ -53,8 +53,10 @@ class Parsed:
 
     left: Any = field(repr=False)
     right: Any = field(repr=False)
-    # The columns that it reads, those of its right side, and those whose values are levels even if they are numbers.
+    # The columns that it reads, those of its left and of its right side, and those whose values are levels even if they
+    # are numbers.
     names: tuple[str, ...]
+    targets: tuple[str, ...]
     inputs: tuple[str, ...]
     categorical: tuple[str, ...]
     # Of each term of the right side, the columns that it has a coefficient for each level of, if they have levels.
@@ -84,7 +86,9 @@ def parse(formula: str) -> Parsed:
                 f"formula: of terms with |, only one random intercept (1 | group) is known; got {formula!r}"
             )
         raise _unreadable(formula)
-    return parse_terms(left, right, group)
+    found = parse_terms(left, right, group)
+    _check_target(found)
+    return found
 
 
 def parse_terms(left: Any, right: Any, group: str | None) -> Parsed:
@@ -99,11 +103,28 @@ def parse_terms(left: Any, right: Any, group: str | None) -> Parsed:
         left,
         right,
         names=tuple(sorted(of_left.names | of_right.names)),
+        targets=tuple(sorted(of_left.names)),
         inputs=tuple(sorted(of_right.names)),
         categorical=tuple(sorted(of_left.categorical | of_right.categorical)),
         expanded=tuple(tuple(sorted(one.looked_up | one.categorical)) for one in readings),
         group=group,
     )
+
+
+def _check_target(parsed: Parsed) -> None:
+    """That the target is no function of the inputs; a change from a baseline is none, as in I(after - before) ~ before.
+
+    A formula that comes from a file was fitted once, and is not asked again.
+    """
+    targets, known = set(parsed.targets), {*parsed.inputs, parsed.group}
+    if not targets:
+        raise InputError("formula: the target, left of ~, is no column: write the name of the column to be explained")
+    if targets <= known:
+        shown = " and ".join(f"`{name}`" for name in sorted(targets))
+        raise InputError(
+            f"formula: the target {str(parsed.left).strip()!r} is made of {shown}, which the right side has too: it "
+            f"would be explained by itself; leave {shown} out of the right side"
+        )
 
 
 def _split_group(formula: Any) -> tuple[str, str | None]:

@@ -21,7 +21,7 @@ from partita.formulas.prediction import expected, read_inputs
 from partita.formulas.saving import unpack_design
 from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
-from partita.storage import read_arrays
+from partita.storage import doubted, read_arrays
 from partita.text import clean
 
 # What a coefficient's exponential is called.
@@ -113,10 +113,15 @@ class Regression:
         from partita.formulas.fitting import rebuild_model
 
         arrays, about = read_arrays(path)
-        if about.get("design") is None:
+        if not isinstance(about.get("design"), dict) or "formula" not in about["design"]:
             raise RunMismatch(f"{path}: holds no regression: use partita.load, or its own load")
         design, counts, digest = unpack_design(path, about["design"])
-        return cls(design, unpacked(path, arrays, about, rebuild_model(design)), {}, {}, digest, counts)
+        with doubted(path):
+            result = unpacked(path, arrays, about, rebuild_model(design))
+            # Groups may have a factor of their own, after those of sites.
+            if len(result.factors) < len(counts):
+                raise ValueError("there are more sites than factors")
+            return cls(design, result, {}, {}, digest, counts)
 
     @cached_property
     def _transform(self) -> tuple[np.ndarray, np.ndarray]:

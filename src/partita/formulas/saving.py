@@ -5,13 +5,60 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import CorruptStorage, InputError
-from partita.formulas.design import FAMILIES, Counts, Design, specified
+from partita.errors import CorruptStorage, reason
+from partita.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
+from partita.formulas.design import COUNTS, FAMILIES, MOST_COLUMNS, Counts, Design, specified, target_levels
 from partita.formulas.language import Parsed, parse_terms
 from partita.formulas.tables import Column
 from partita.telemetry import Row, plain
 
 NUMBERS = ("target_centre", "target_unit", "prior_scale", "noise_scale")
+# Of a stored formula, which has been written out already: a term for each column at least.
+MOST_STORED = 2 * MOST_COLUMNS
+
+
+def _pair(value: Any, place: str) -> None:
+    """The name of a column, and its levels if it is text."""
+    items(anything, 2)(value, place)
+    text()(value[0], place)
+    maybe(items(text()))(value[1], place)
+    if value[1] is not None and len(set(value[1])) != len(value[1]):
+        raise ValueError(f"{place}: a level is there twice")
+
+
+def _site(value: Any, place: str) -> None:
+    """Its name; rows, groups if there are any, and rows that miss something."""
+    items(anything, 4)(value, place)
+    for check, item in zip((text(), whole(), maybe(whole()), whole()), value, strict=True):
+        check(item, place)
+
+
+def _terms(value: Any, place: str) -> None:
+    items(items(items(text(), 2)))(value, place)
+    if sum(map(len, value)) + len(value) > MOST_STORED:
+        raise ValueError(f"{place}: has more than {MOST_STORED} terms and factors")
+
+
+DESIGN = fields(
+    {
+        # Only words: what is evaluated are the terms.
+        "formula": anything,
+        "family": one_of(FAMILIES),
+        "group": maybe(text()),
+        "columns": items(_pair),
+        "left": _terms,
+        "right": _terms,
+        "names": items(text()),
+        "intercept": flag,
+        "centre": items(number()),
+        "unit": items(number(above=0)),
+        "mean_count": maybe(number(0)),
+        "sites": items(_site),
+        "digest": text(),
+        "target_centre": number(),
+        **dict.fromkeys(("target_unit", "prior_scale", "noise_scale"), number(above=0)),
+    }
+)
 
 
 def pack_design(design: Design, counts: Mapping[str, Counts], digest: str) -> Row:
@@ -39,21 +86,22 @@ def unpack_design(path: Any, row: Any) -> tuple[Design, dict[str, Counts], str]:
     """What `pack_design` gave, checked: files are not trusted."""
     try:
         return _unpack(row)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, InputError) as error:
-        raise CorruptStorage(f"{path}: does not say how tables are read: {error}") from None
+    except Exception as error:
+        # It goes through formulaic too.
+        raise CorruptStorage(f"{path}: does not say how tables are read: {reason(error)}") from None
 
 
 def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
+    DESIGN(row, "design")
     columns = {name: Column(name, _levels(levels)) for name, levels in row["columns"]}
-    parsed = parse_terms(_unpack_terms(row["left"]), _unpack_terms(row["right"]), _text_or_none(row["group"]))
-    _check_columns(parsed, columns)
+    parsed = parse_terms(_unpack_terms(row["left"]), _unpack_terms(row["right"]), row["group"])
+    _check_columns(parsed, columns, row)
     spec = specified(parsed, columns)
     names = tuple(name for name in spec.column_names if name != "Intercept")
-    centre, unit = (_numbers(row[name], len(names)) for name in ("centre", "unit"))
-    settings: dict[str, Any] = {name: float(_numbers([row[name]], 1)[0]) for name in NUMBERS}
-    positive = np.all(unit > 0) and all(settings[name] > 0 for name in ("target_unit", "prior_scale", "noise_scale"))
-    if list(names) != row["names"] or row["family"] not in FAMILIES or not positive:
-        raise ValueError("columns, family or units are not those of a regression")
+    centre, unit = (np.array(row[name], float) for name in ("centre", "unit"))
+    if list(names) != row["names"] or {centre.shape, unit.shape} != {(len(names),)}:
+        raise ValueError("columns or units are not those of the formula")
+    settings: dict[str, Any] = {name: float(row[name]) for name in NUMBERS}
     design = Design(
         str(row["formula"]),
         row["family"],
@@ -65,10 +113,10 @@ def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
         "Intercept" in spec.column_names,
         centre,
         unit,
-        mean_count=None if row["mean_count"] is None else float(row["mean_count"]),
+        mean_count=row["mean_count"],
         **settings,
     )
-    return design, {str(name): _counts(*rest) for name, *rest in row["sites"]}, str(row["digest"])
+    return design, {name: Counts(*rest) for name, *rest in row["sites"]}, row["digest"]
 
 
 def _pack_terms(side: Any) -> list[list[list[str]]]:
@@ -80,29 +128,20 @@ def _unpack_terms(terms: Any) -> Any:
     from formulaic import SimpleFormula
     from formulaic.parser.types import Factor, Term
 
-    made = [Term([Factor(str(expr), eval_method=str(how)) for expr, how in term]) for term in terms]
+    made = [Term([Factor(expr, eval_method=how) for expr, how in term]) for term in terms]
     return SimpleFormula(made, _ordering="none")
 
 
-def _check_columns(parsed: Parsed, columns: Mapping[str, Column]) -> None:
-    if set(parsed.names) != set(columns):
+def _check_columns(parsed: Parsed, columns: Mapping[str, Column], row: Row) -> None:
+    """That columns are the formula's, and that counts have a mean and classes two levels."""
+    if set(parsed.names) != set(columns) or len(columns) != len(row["columns"]):
         raise ValueError("other columns than the formula's")
+    levels, family = target_levels(parsed, columns), row["family"]
+    if levels is not None and (family != "bernoulli" or len(levels) != 2):
+        raise ValueError("the target's levels are not those of two classes")
+    if (row["mean_count"] is not None) != (family in COUNTS):
+        raise ValueError("counts, and nothing else, have a mean")
 
 
-def _levels(levels: Any) -> tuple[str, ...] | None:
-    return None if levels is None else tuple(map(str, levels))
-
-
-def _text_or_none(text: Any) -> str | None:
-    return None if text is None else str(text)
-
-
-def _numbers(values: Any, size: int) -> np.ndarray:
-    numbers = np.asarray(values, float)
-    if numbers.shape != (size,) or not np.all(np.isfinite(numbers)):
-        raise ValueError(f"expected {size} finite numbers")
-    return numbers
-
-
-def _counts(rows: Any, groups: Any, missing: Any) -> Counts:
-    return Counts(int(rows), None if groups is None else int(groups), int(missing))
+def _levels(levels: list[str] | None) -> tuple[str, ...] | None:
+    return None if levels is None else tuple(levels)

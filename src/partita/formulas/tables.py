@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError
-from partita.files import MOST_TABLE, check_size
+from partita.errors import InputError, reason
+from partita.files import MOST_TABLE, check_lines, check_size
 from partita.formulas.advice import FEW_LEVELS, unlikely_levels
 
 LARGEST_LEVELS = 1000
+# Floats tell whole numbers apart up to here; beyond, these columns hold them.
+LARGEST_WHOLE = 2**53
+WHOLE_NUMBERS = (("Int64", 2**63 - 1), ("UInt64", 2**64 - 1))
 # Of a site, after rows have been repeated as their weights say.
 MOST_ROWS = 20_000_000
 
@@ -47,6 +50,9 @@ def read_sites(sites: Any, folder: Path | None = None) -> dict[str, Any]:
         sites = dict(zip(names, paths, strict=True))
     if not isinstance(sites, Mapping) or not sites:
         raise InputError("sites: expected a table with one file or frame per site")
+    called = [str(name) for name in sites]
+    if len(set(called)) < len(called):
+        raise InputError(f"sites: two are called {max(called, key=called.count)!r}: give each a name of its own")
     return {
         str(name): read_table((folder or Path()) / table if isinstance(table, str | os.PathLike) else table)
         for name, table in sites.items()
@@ -65,22 +71,47 @@ def read_table(table: Any, argument: str = "sites") -> Any:
         try:
             check_size(path, MOST_TABLE)
             if path.suffix.lower() in (".parquet", ".pq"):
+                _check_parquet(path)
                 table = polars.read_parquet(path)
             else:
+                check_lines(path)
                 table = polars.read_csv(path, infer_schema_length=None, null_values=["NA", "", "nan", "NaN"])
-        except (OSError, polars.exceptions.PolarsError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"{path}: cannot be read as a table: {reason}") from None
+        except InputError:
+            raise
+        except (OSError, ValueError, polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
+            raise InputError(f"{path}: cannot be read as a table: {reason(error)}") from None
     if not isinstance(table, polars.DataFrame):
         raise InputError(f"{argument}: expected a file or a pandas or polars frame, got {type(table).__name__}")
-    return pandas.DataFrame({name: _as_numpy(table[name]) for name in table.columns})
+    return pandas.DataFrame({name: _as_array(table[name]) for name in table.columns})
 
 
-def _as_numpy(column: Any) -> np.ndarray:
-    """Numbers as floats, missing ones nan; anything else as text, missing as None."""
+def _check_parquet(path: Path) -> None:
+    """That there are no more rows than can be used: a small file can say one of them very often."""
+    import polars
+
+    rows = polars.scan_parquet(path).select(polars.len()).collect().item()
+    if rows > MOST_ROWS:
+        raise InputError(f"{path}: has {rows:,} rows, more than {MOST_ROWS:,}: use fewer")
+
+
+def _as_array(column: Any) -> Any:
+    """Numbers as floats, missing ones nan; anything else as text, missing as None.
+
+    Whole numbers beyond those that floats tell apart are mostly names, of people or groups, and stay what they are.
+    """
+    if column.dtype.is_integer() and (largest := _largest(column)) > LARGEST_WHOLE:
+        import pandas
+
+        dtype: Any = next((name for name, most in WHOLE_NUMBERS if largest <= most), object)
+        return pandas.array([None if item is None else int(item) for item in column.to_list()], dtype=dtype)
     if column.dtype.is_numeric():
         return column.cast(float).to_numpy()
     return np.array([None if item is None else str(item) for item in column.to_list()], dtype=object)
+
+
+def _largest(column: Any) -> int:
+    """The largest size of a column's whole numbers."""
+    return max((abs(int(item)) for item in (column.min(), column.max()) if item is not None), default=0)
 
 
 def repeat_rows(frames: Mapping[str, Any], weights: str | None) -> Mapping[str, Any]:

@@ -17,6 +17,8 @@ Params = dict[str, Array]
 
 # Keeps the derivative of a distance finite where it is zero.
 TINY = 1e-36
+# Of a kernel that a file describes.
+MOST_PARTS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Stationary(Kernel):
 
     def __post_init__(self) -> None:
         check_positive(f"{type(self).__name__}: ", variance=self.variance)
+        if not isinstance(self.ard, bool | np.bool_):
+            raise InputError(f"{type(self).__name__}: ard: expected true or false, got {self.ard!r}")
         if np.ndim(self.lengthscale):  # type: ignore[arg-type]
             object.__setattr__(self, "lengthscale", tuple(np.asarray(self.lengthscale, float).tolist()))
         for value in np.atleast_1d([] if self.lengthscale is None else self.lengthscale).tolist():
@@ -227,10 +231,20 @@ def to_settings(kernel: Kernel) -> dict[str, Any]:
 
 
 def from_settings(settings: dict[str, Any]) -> Kernel:
-    """The inverse of `to_settings`."""
-    values = dict(settings)
-    name = values.pop("kernel", None)
-    if name not in KERNELS:
+    """The inverse of `to_settings`; a kernel of very many parts, which nobody could compile, is refused."""
+    if _count(settings) > MOST_PARTS:
+        raise InputError(f"kernel: has more than {MOST_PARTS} parts")
+    return _built(settings)
+
+
+def _count(settings: Any) -> int:
+    return 1 + sum(map(_count, settings.values())) if isinstance(settings, dict) else 0
+
+
+def _built(settings: dict[str, Any]) -> Kernel:
+    name = settings.get("kernel")
+    if not isinstance(name, str) or name not in KERNELS:
         raise InputError(f"kernel: {name!r} is not known: use one of {', '.join(KERNELS)}")
-    parts = {key: from_settings(value) if isinstance(value, dict) else value for key, value in values.items()}
+    values = {key: value for key, value in settings.items() if key != "kernel"}
+    parts = {key: _built(value) if isinstance(value, dict) else value for key, value in values.items()}
     return KERNELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in parts.items()})

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita import fields as checks
 from partita.checks import check_positive
 from partita.errors import InputError
 from partita.expectations import hermite
@@ -254,5 +255,6 @@ def to_settings(likelihood: Likelihood) -> dict[str, Any]:
 
 def from_settings(settings: dict[str, Any]) -> Likelihood:
     """The inverse of `to_settings`."""
-    values = dict(settings)
-    return LIKELIHOODS[values.pop("likelihood")](**values)
+    checks.fields({"likelihood": checks.one_of(LIKELIHOODS)}, others=checks.number())(settings, "likelihood")
+    values = {name: value for name, value in settings.items() if name != "likelihood"}
+    return LIKELIHOODS[settings["likelihood"]](**values)

@@ -34,6 +34,11 @@ STEADY = 0.1
 JITTER = 1e-9
 MOST_JITTER = 1e-3
 SITE_STEPS = 40
+# Spread of log hyperparameters that the first batch begins with. As wide as their prior it would see the worst of them,
+# and run from a small noise and a large variance before it has seen what they explain.
+NARROW = 0.1
+# The first batch is learnt from again until log hyperparameters move no further than this, or so many times.
+STILL, MOST_ROUNDS = 0.05, 12
 
 
 class Hyper(NamedTuple):
@@ -142,7 +147,10 @@ class Stream:
         batch = padded(X, y)
         with precision(np.float64):
             step, movable = self._placed(batch)
-            learnt, jitter = self._learnt(self.learning, step, movable)
+            if self.batches or self.learning.hyperparameters != "variational":
+                learnt, jitter = self._learnt(self.learning, step, movable, self.hyper)
+            else:
+                learnt, jitter = self._settled(step, movable)
         return dataclasses.replace(
             self,
             hyper=learnt.hyper,
@@ -166,21 +174,54 @@ class Stream:
             first.scale | {name: self.hyper.scale[name] for name in known},
         )
 
-    def _learnt(self, learning: Learning, step: Step, movable: np.ndarray) -> tuple["Learnt", float]:
+    def _settled(self, step: Step, movable: np.ndarray) -> tuple["Learnt", float]:
+        """The first batch has all the way to go from a guess, further than later ones: until nothing moves.
+
+        Only a distribution: a point that nothing holds back would run off along what one batch says nothing about.
+        """
+        scale = {name: np.minimum(value, NARROW) for name, value in self.hyper.scale.items()}
+        start = self.hyper._replace(scale=scale)
+        for _ in range(MOST_ROUNDS):
+            learnt, jitter = self._learnt(self.learning, step, movable, start)
+            if _apart(learnt.hyper, start) < STILL:
+                break
+            start, step = learnt.hyper, step._replace(points=learnt.factor.points)
+        return learnt, jitter
+
+    def _learnt(self, learning: Learning, step: Step, movable: np.ndarray, start: Hyper) -> tuple["Learnt", float]:
         """With more jitter than before only where factorisations fail without."""
         key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
-        size = sum(np.size(value) for value in self.hyper.location.values())
-        noise = mirrored(key, learning.steps * learning.samples, size)
-        noise = noise.reshape(learning.steps, learning.samples, size)
+        noise = self._same_for_outputs(mirrored(key, learning.steps * learning.samples, self._size))
+        noise = noise.reshape(learning.steps, learning.samples, self._size)
         jitter = self.jitter
         while jitter <= MOST_JITTER:
             given = step._replace(jitter=np.asarray(jitter))
-            beliefs = (self.hyper, self._first(), np.asarray(self.stale))
+            beliefs = (start, self.hyper, self._first(), np.asarray(self.stale))
             learnt = on_host(learn(self.gp, learning, *beliefs, given, movable, noise))
             if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)):
                 return learnt, jitter
             jitter *= 10
         raise InputError("the covariance of the pseudo-points cannot be factorised: are inputs scaled, targets finite?")
+
+    @property
+    def _size(self) -> int:
+        """How many hyperparameters there are."""
+        return sum(np.size(value) for value in self.hyper.location.values())
+
+    def _same_for_outputs(self, noise: Array) -> Array:
+        """Draws [number, hyperparameters] where what each output has of its own is drawn once for all of them.
+
+        No term of the free energy knows those of two outputs, so expectations stay; equal columns learn equal things.
+        """
+        owner = {
+            name: np.zeros(np.shape(at), int) if name.startswith("likelihood.") else np.arange(np.size(at))
+            for name, at in self.hyper.location.items()
+        }
+        begin, index = 0, []
+        for name in sorted(owner):  # the order in which trees are flattened
+            index.append(begin + np.ravel(owner[name]))
+            begin += np.size(self.hyper.location[name])
+        return noise[:, np.concatenate(index)]
 
     def without(self, batch: int) -> "Stream":
         """As if a batch had not been seen, but for what it taught about hyperparameters: its factor is divided out."""
@@ -204,7 +245,7 @@ class Stream:
             self.learning, hyperparameters="fixed", pseudo_points="private", moves=False, max_points=None
         )
         with precision(np.float64):
-            learnt, jitter = self._learnt(as_they_are, step, np.zeros_like(cavity.present))
+            learnt, jitter = self._learnt(as_they_are, step, np.zeros_like(cavity.present), self.hyper)
         renewed = (*parts[:batch], learnt.own, *parts[batch + 1 :])
         return dataclasses.replace(self, factor=learnt.factor, parts=renewed, jitter=jitter, log_evidence=float("nan"))
 
@@ -332,17 +373,21 @@ class Stream:
     def latent(self, X: np.ndarray, samples: int = 8) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Mean and variance [draws, outputs, rows] of f(X), for draws of the hyperparameters, which come third."""
         with precision(np.float64):
-            drawn, places = self.draws(samples), X[padding(len(X))]
+            drawn, places = self.draws(samples, by_output=True), X[padding(len(X))]
             m, v = on_host(predict(self.gp, drawn, self.factor, places, np.asarray(self.jitter)))
         return m[..., : len(X)], v[..., : len(X)], drawn
 
-    def draws(self, samples: int) -> dict[str, np.ndarray]:
-        """Hyperparameters with a leading axis; only their point, where nothing else is believed."""
+    def draws(self, samples: int, by_output: bool = False) -> dict[str, np.ndarray]:
+        """Hyperparameters with a leading axis; only their point, where nothing else is believed.
+
+        Where outputs are looked at one by one, what each has of its own need not be drawn apart.
+        """
         if self.learning.hyperparameters != "variational" or self.batches == 0:
             return {name: value[None] for name, value in self.params.items()}
         with precision(np.float64):
             (mean, unravel), (spread, _) = ravel_pytree(self.hyper.location), ravel_pytree(self.hyper.scale)
-            logs = mean + spread * mirrored(jax.random.key(self.seed), samples, len(mean))
+            noise = mirrored(jax.random.key(self.seed), samples, len(mean))
+            logs = mean + spread * (self._same_for_outputs(noise) if by_output else noise)
             return on_host(exponentials(jax.vmap(unravel)(logs)))
 
     def joint(self, X: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
@@ -371,6 +416,7 @@ class Learnt(NamedTuple):
 def learn(
     gp: SparseGP,
     learning: Learning,
+    start: Hyper,
     hyper: Hyper,
     first: Hyper,
     stale: Array,
@@ -380,7 +426,8 @@ def learn(
 ) -> Learnt:
     """Hyperparameters and points that raise the free energy of a batch, then its factor.
 
-    `noise`, [steps, samples, hyperparameters], makes draws of the hyperparameters.
+    The search begins at `start`; `hyper` is what was believed before the batch. `noise`, [steps, samples,
+    hyperparameters], makes draws of the hyperparameters.
 
     What old batches say about the kernel is known twice: in what is believed of it, and in the evidence of the factor,
     which with the `first` prior makes the same belief. The latter does not know what points do not hold. The former
@@ -424,14 +471,16 @@ def learn(
 
     sites = (gp.first_sites(given.batch), jnp.ones((), given.batch.y.dtype))
     states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), sites)
-    start = Free(mean, jnp.log(spread) if variational else spread, given.points)
+    old = Free(mean, jnp.log(spread) if variational else spread, given.points)
+    at, width = (ravel_pytree(part)[0] for part in start)
+    begin = Free(at, jnp.log(width) if variational else width, given.points)
     moving = (learning.hyperparameters != "fixed", variational, learning.moves_points)
-    free = Free(*(part if moves else None for part, moves in zip(start, moving, strict=True)))
+    free = Free(*(part if moves else None for part, moves in zip(begin, moving, strict=True)))
     steps = learning.steps if any(moving) else 0
     optimiser = optax.adam(optax.cosine_decay_schedule(learning.learning_rate, max(1, steps)))
 
     def completed(free: Free) -> Free:
-        return Free(*(fixed if moved is None else moved for moved, fixed in zip(free, start, strict=True)))
+        return Free(*(fixed if moved is None else moved for moved, fixed in zip(free, begin, strict=True)))
 
     def step(carry: Any, noise: Array) -> tuple[Any, Array]:
         free, state, states = carry
@@ -457,7 +506,7 @@ def learn(
         # At rates near zero: draws of what is believed in the end, from the last steps.
         drawn = mean + spread * noise[-max(1, steps // 4) :, 0]
         gained = jnp.mean(totals[-len(drawn) :]) - jnp.mean(jax.lax.map(before, drawn))
-        gained += divergence(start, begun) - divergence(free, begun)
+        gained += divergence(old, begun) - divergence(free, begun)
     else:
         gained = total - before(mean)
     return Learnt(new, factor, own, gained)
@@ -485,6 +534,11 @@ def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Array, jitter: 
 @eqx.filter_jit
 def posterior(gp: SparseGP, params: Any, factor: Factor, jitter: Array) -> Whitened:
     return gp.posterior(params, factor, jitter)
+
+
+def _apart(one: Hyper, other: Hyper) -> float:
+    """How far locations are from each other, at most."""
+    return max(float(np.max(np.abs(at - other.location[name]))) for name, at in one.location.items())
 
 
 def exponentials(logs: Any) -> Any:

@@ -38,6 +38,8 @@ class LinearPredictor(Predictor):
 
     def __check_init__(self) -> None:
         # An intercept may be all there is.
+        if not isinstance(self.intercept, bool | np.bool_):
+            raise InputError(f"intercept: expected true or false, got {self.intercept!r}")
         check_count(features=self.features if self.features or not self.intercept else 1)
         check_positive(prior_scale=self.prior_scale, intercept_scale=self.intercept_scale)
         if self.posterior not in ("full", "mean-field"):

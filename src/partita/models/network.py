@@ -17,6 +17,7 @@ from partita.metrics import classification, regression
 from partita.models.base import Hyper, Predictor, Rows, check_labels
 from partita.runtime import Array
 from partita.shards import Shard, as_numbers
+from partita.text import clean
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
@@ -26,6 +27,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 Likelihood = Literal["softmax", "gaussian", "bernoulli"]
 
+# Of dense layers: deeper ones take minutes to compile, and wider ones fit into no memory.
+MOST_LAYERS, WIDEST = 100, 10**9
 # Of the parameters, for the spread of predictions.
 DRAWS = 256
 
@@ -52,6 +55,14 @@ class Dense(eqx.Module):
         for weights, bias in hidden:
             X = ACTIVATIONS[self.activation](X @ weights + bias)
         return X @ last.weights + last.bias
+
+    @property
+    def shapes(self) -> tuple[Layer, ...]:
+        """Of the parameters, which may be more than there is memory for."""
+        return tuple(
+            Layer(jax.ShapeDtypeStruct((inputs, outputs), np.float32), jax.ShapeDtypeStruct((outputs,), np.float32))
+            for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False)
+        )
 
     def start(self, seed: int) -> tuple[Layer, ...]:
         """Glorot and Bengio's (2010) weights, and no bias."""
@@ -99,6 +110,10 @@ class Apply(eqx.Module):
 
     def __call__(self, params: Any, X: Array) -> Array:
         return self.function(params, X)
+
+    @property
+    def shapes(self) -> Any:
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), self.params)
 
     def start(self, seed: int) -> Any:
         return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), self.params)
@@ -161,7 +176,10 @@ class Network(Predictor):
             raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
         if isinstance(self.layers, tuple):
             if len(self.layers) < 2 or not all(is_whole(size) and size >= 1 for size in self.layers):
-                raise InputError(f"layers: expected at least two sizes, such as [784, 200, 10], got {self.layers}")
+                shown = clean(self.layers)
+                raise InputError(f"layers: expected at least two sizes, such as [784, 200, 10], got {shown}")
+            if len(self.layers) > MOST_LAYERS or max(self.layers) > WIDEST:
+                raise InputError(f"layers: expected at most {MOST_LAYERS} of them, and none wider than {WIDEST:,}")
             if self.layers[-1] % self.heads:
                 raise InputError(f"heads: {self.layers[-1]} outputs cannot be shared by {self.heads} heads")
         elif not callable(self.layers):
@@ -199,9 +217,9 @@ class Network(Predictor):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = 1 / jnp.asarray(hyper["prior_scale"], self.dtype) ** 2
-        params = self.network.start(self.init_seed)
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return MeanField(zeros, jax.tree.map(lambda a: jnp.broadcast_to(precision, a.shape), params))
+        shapes = self.network.shapes
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, self.dtype), shapes)
+        return MeanField(zeros, jax.tree.map(lambda a: jnp.broadcast_to(precision, a.shape), shapes))
 
     @property
     def start(self) -> Family | None:
@@ -220,7 +238,7 @@ class Network(Predictor):
     def shard(self, site: int, raw: Any) -> Shard:
         shard = Predictor.shard(self, site, raw)
         X, y = shard.data
-        f = jax.eval_shape(self.network, self.network.start(self.init_seed), X[:1])
+        f = jax.eval_shape(self.network, self.network.shapes, X[:1])
         if f.ndim != 2:
             raise InputError(f"layers: expected outputs of shape [rows, outputs], got {f.shape}")
         if self.likelihood == "gaussian":

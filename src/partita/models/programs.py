@@ -194,8 +194,8 @@ class NumPyroModel(AbstractModel):
             most = max(most, int(sizes.max()))
             for code in codes:
                 if seen.setdefault(int(code), site) != site:
-                    where = seen[int(code)]
-                    raise ShardError(site, self.local[0][1], f"group {code} is at site {where} too: keep it whole")
+                    words = f"group {code} is at another site too: keep it whole"
+                    raise ShardError(site, self.local[0][1], words, seen[int(code)])
         return most
 
     def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> Array:

@@ -202,9 +202,10 @@ class Follower:
 
     @property
     def is_finished(self) -> bool:
-        return bool(self.last) and (
-            self._finished >= self.last["fold"] or self.last["version"] >= self.last.get("total", np.inf)
-        )
+        if not self.last:
+            return False
+        total = self.last.get("total")
+        return self._finished >= self.last["fold"] or (total is not None and self.last["version"] >= total)
 
     @property
     def has_result(self) -> bool:

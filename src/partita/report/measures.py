@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from partita.errors import CorruptStorage, InputError
+from partita.fields import entries, fields, items, maybe, number, text, whole
 from partita.files import read_json
 from partita.metrics import reliability
 from partita.predictive import expected_response
@@ -19,6 +20,16 @@ from partita.storage import write_text
 from partita.telemetry import Row, to_json
 
 LEVELS = np.arange(1, 20) / 20
+# Up to rounding.
+SHARES = items(number(0, most=1.001))
+MEASURES = fields(
+    {
+        "fold": whole(),
+        "scores": entries(maybe(number())),
+        "calibration": maybe(fields({"claimed": SHARES, "found": SHARES}, {"share": maybe(SHARES)})),
+    },
+    {"features": items(text())},
+)
 
 
 def calibration(result: Result, X: Any, y: Any) -> Calibration | None:
@@ -69,17 +80,16 @@ def read_measures(folder: str | os.PathLike, fold: int) -> Measures:
         row = read_json(path)
         if row["fold"] != fold:
             return Measures()
+        MEASURES(row, "measures")
         calibrated = None if row["calibration"] is None else _calibration(row["calibration"])
-        scores = {str(name): None if value is None else float(value) for name, value in row["scores"].items()}
-        return Measures(scores, calibrated, [str(name) for name in row.get("features", ())])
+        return Measures(row["scores"], calibrated, row.get("features", ()))
     except FileNotFoundError:
         return Measures()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise CorruptStorage(f"{path}: {error!r}: it can be deleted, nothing else is lost") from None
 
 
 def _calibration(row: Row) -> Calibration:
-    columns = {name: None if row[name] is None else [float(value) for value in row[name]] for name in row}
-    if len({len(column) for column in columns.values() if column is not None}) > 1:
+    if len({len(column) for column in row.values() if column is not None}) > 1:
         raise ValueError("columns of unequal length")
-    return Calibration(**columns)  # type: ignore[arg-type]
+    return Calibration(**row)

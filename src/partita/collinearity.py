@@ -1,0 +1,96 @@
+"""Columns that data say nothing of, as they do not vary or follow from others: from sums that sites tell, not rows."""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from partita.moments import Moments
+
+# The share of a column's variance that others leave open, below which it follows from them; and the share of a column
+# in a sum, below which it is none of the terms.
+LEFT_OPEN, TERM = 1e-10, 1e-6
+# Of more columns, products are not told: they would take as much memory as the posterior.
+MOST_COLUMNS = 2000
+NAMES_SHOWN, COLUMNS_SHOWN = 5, 3
+
+
+class Idle(NamedTuple):
+    """Columns by their places: those that do not vary, and of each that follows from others, which these are."""
+
+    flat: tuple[int, ...] = ()
+    following: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+
+def find_idle(sites: Sequence[np.ndarray], intercept: bool = True) -> Idle:
+    """Which columns have coefficients that only a prior can tell.
+
+    Every site tells its number of rows, means, and squares and products around them; with as many columns as rows each
+    follows from others, and nothing is said of that.
+
+    >>> x = np.arange(4.0)
+    >>> find_idle([np.column_stack([x, 0 * x, 2 - 3 * x])])
+    Idle(flat=(1,), following=((2, (0,)),))
+    """
+    moments = reduce(lambda so_far, rows: so_far.with_rows(rows), sites, Moments())
+    mean, deviation = np.asarray(moments.mean), moments.deviation
+    varies = deviation > 1e-12 * np.abs(mean)
+    unit = deviation if intercept else np.hypot(mean, deviation)
+    counts = varies if intercept else unit > 0
+    used = np.flatnonzero(counts)
+    flat = tuple(np.flatnonzero(~counts).tolist())
+    if not 0 < len(used) < min(moments.count - intercept + 1, MOST_COLUMNS):
+        return Idle(flat)
+    centre = mean[used] if intercept else 0.0
+    scaled = [(rows[:, used] - centre) / unit[used] for rows in sites]
+    products = sum(Z.T @ Z for Z in scaled) / moments.count
+    following = tuple((int(used[j]), tuple(used[list(terms)].tolist())) for j, terms in _following(products))
+    return Idle(flat, following)
+
+
+def describe_idle(idle: Idle, names: Sequence[str]) -> list[str]:
+    """What to say of such columns, and what to do about them."""
+    words = []
+    if idle.flat:
+        several = len(idle.flat) > 1
+        its = "their coefficients" if several else "its coefficient"
+        what = f"columns {_listed(idle.flat, names)} are" if several else f"column {names[idle.flat[0]]!r} is"
+        words.append(
+            f"{what} the same in all rows: data say nothing of {its}, which only "
+            f"the prior tells: leave {'them' if several else 'it'} out"
+        )
+    for column, terms in idle.following[:COLUMNS_SHOWN]:
+        kind = "a multiple" if len(terms) == 1 else "a sum of multiples"
+        words.append(
+            f"column {names[column]!r} is {kind} of {_listed(terms, names)} in all rows, but for a constant: data "
+            "cannot tell their coefficients apart, only the prior does: leave one of them out"
+        )
+    rest = [column for column, _ in idle.following[COLUMNS_SHOWN:]]
+    if rest:
+        words.append(
+            f"other columns follow from those before them in the same way, {_listed(rest, names)}: leave them out"
+        )
+    return words
+
+
+def _listed(columns: Sequence[int], names: Sequence[str]) -> str:
+    more = f" and {len(columns) - NAMES_SHOWN} more" if len(columns) > NAMES_SHOWN else ""
+    return ", ".join(repr(names[column]) for column in columns[:NAMES_SHOWN]) + more
+
+
+def _following(G: np.ndarray) -> list[tuple[int, tuple[int, ...]]]:
+    """Columns that follow from those before them, by a Cholesky factorisation that leaves such columns out."""
+    L, kept, found = np.zeros_like(G), list[int](), []
+    for j in range(len(G)):
+        k = len(kept)
+        row = solve_triangular(L[:k, :k], G[kept, j], lower=True) if k else np.zeros(0)
+        left = G[j, j] - row @ row
+        if left > LEFT_OPEN * G[j, j]:
+            L[k, :k], L[k, k] = row, np.sqrt(left)
+            kept.append(j)
+            continue
+        share = np.abs(solve_triangular(L[:k, :k], row, lower=True, trans=1))
+        found.append((j, tuple(np.asarray(kept)[share > TERM * share.max()].tolist())))
+    return found
