@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from partita.families import Gaussian, MeanField
-from partita.ledger import Ledger, Update
+from partita.server.ledger import Ledger, Update
 
 FOLDS = 300
 

@@ -23,7 +23,7 @@ import partita as pt
 from partita.expectations import choose
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
-from partita.run import check_shards, choose_rest
+from partita.server.run import check_shards, choose_rest
 
 SIZES, SITES, ROWS, BATCH = (784, 200, 10), 10, 6000, 200
 ROUNDS = 12

@@ -25,7 +25,7 @@ import partita as pt
 from benchmarks.peer import Peer
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
-from partita.run import check_shards
+from partita.server.run import check_shards
 
 SIZES, ROWS, BATCH = (784, 200, 10), 6000, 200
 STEPS, TURNS, LEARNING_RATE, START_SCALE = 60, 9, 0.001, 0.05

@@ -13,8 +13,8 @@ import numpy as np
 
 import partita as pt
 from partita.families import MeanField
-from partita.ledger import Ledger, SharedLedger, Update
-from partita.storage import Journal
+from partita.server.ledger import Ledger, SharedLedger, Update
+from partita.server.storage import Journal
 
 REPEATS = 200
 

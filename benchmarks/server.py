@@ -18,9 +18,9 @@ import numpy as np
 import partita as pt
 from benchmarks.scaling import resident
 from partita.engines import Job
-from partita.ledger import Ledger, Task, Update
-from partita.messages import Arrival, Compression, decoded_task, decoded_update, encoded_task, encoded_update
 from partita.models import prior_of
+from partita.server.ledger import Ledger, Task, Update
+from partita.wire.messages import Arrival, Compression, decoded_task, decoded_update, encoded_task, encoded_update
 
 FOLDS, MANY = 10_000, 10_000
 

@@ -2,7 +2,7 @@
 
 Topics: articles of the Associated Press, the last 224 held out; the time to the bound per held-out word that
 scikit-learn's online inference reaches after ten passes, on one scorer (ours, document terms only), and how much of it
-is compiling, which `partita.runtime.cache_compilation` keeps. Mixtures: a pass over 100,000 rows. EP: a probit process
+is compiling, which `partita.foundation.runtime.cache_compilation` keeps. Mixtures: a pass over 100,000 rows. EP: a probit process
 on banana. Topics and EP need data files (PARTITA_DATA).
 
     python -m benchmarks.unification
@@ -19,9 +19,9 @@ import partita as pt
 from partita import datasets
 from partita.errors import InputError
 from partita.families import Dirichlet
+from partita.foundation.runtime import precision
 from partita.gp import SparseProcess, kernels, likelihoods
-from partita.runtime import precision
-from partita.schedules import OnePass, Sequential
+from partita.server.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
 from partita.studies.methods.comparisons import textbook_propagation
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.schedules import Asynchronous, Sequential, Synchronous
+from partita.server.schedules import Asynchronous, Sequential, Synchronous
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(120, 3))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import partita as pt
-from partita.collinearity import Idle, describe_idle, find_idle
+from partita.site.collinearity import Idle, describe_idle, find_idle
 
 RNG = np.random.default_rng(8)
 TABLE = pd.DataFrame({"a": RNG.normal(size=80), "b": RNG.normal(size=80), "n": RNG.poisson(2.0, 80)})

@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import partita as pt
 from partita.errors import InputError, RunMismatch
 from partita.estimators import StreamingGPClassifier, StreamingGPRegressor
-from partita.moments import Moments
+from partita.foundation.moments import Moments
 
 # Compiling a program that learns hyperparameters takes seconds, for every shape.
 CHEAP = {"hyperparameters": "fixed", "move_points": False}

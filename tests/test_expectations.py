@@ -22,8 +22,8 @@ from partita.expectations import (
     hermite,
     normal_points,
 )
+from partita.foundation.runtime import precision
 from partita.models import prior_of
-from partita.runtime import precision
 
 KEY = jax.random.key(0)
 X = np.array([[1.0, 0.5], [-2.0, 1.0], [0.0, 0.0], [0.3, -0.8]])

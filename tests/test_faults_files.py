@@ -27,17 +27,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import partita as pt
-from partita import storage, telemetry
+from partita import telemetry
 from partita.cli import app
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.state import logger, read_state, serve_metrics, write_state
-from partita.files import read_json
 from partita.formulas.tables import read_sites
+from partita.foundation.files import read_json
+from partita.foundation.runtime import cache_compilation
+from partita.foundation.text import clean
 from partita.launch import write_run_report
-from partita.ledger import Ledger
-from partita.messages import Notice, decoded_update
 from partita.models import prior_of
 from partita.report import write_report
 from partita.report.follower import Follower
@@ -45,10 +45,11 @@ from partita.report.live import served
 from partita.report.loopback import MOST_CONNECTIONS
 from partita.report.measures import write_measures
 from partita.report.terminal import table_of
-from partita.runtime import cache_compilation
-from partita.schedules import Asynchronous, Synchronous
+from partita.server import storage
+from partita.server.ledger import Ledger
+from partita.server.schedules import Asynchronous, Synchronous
 from partita.studies.faults import torn_payloads
-from partita.text import clean
+from partita.wire.messages import Notice, decoded_update
 
 ROOT = Path(__file__).parents[1]
 GENERATOR = np.random.default_rng(0)

@@ -13,14 +13,14 @@ import partita as pt
 from partita.engines import InProcess
 from partita.errors import Stalled
 from partita.families import Dirichlet, Gamma, Gaussian, Independent, MeanField, NormalGamma, NormalWishart, Product
-from partita.ledger import Ledger, SharedLedger, Update
-from partita.limits import STRIKE, Limits, divergence
-from partita.messages import Notice
-from partita.run import events
-from partita.schedules import Asynchronous, OnePass, Priority, RandomOrder, Sequential, Synchronous
-from partita.storage import read_notices
+from partita.server.ledger import Ledger, SharedLedger, Update
+from partita.server.limits import STRIKE, Limits, divergence
+from partita.server.run import events
+from partita.server.schedules import Asynchronous, OnePass, Priority, RandomOrder, Sequential, Synchronous
+from partita.server.storage import read_notices
 from partita.studies.faults.chaos import Chaos
-from partita.wire import RECORD
+from partita.wire.messages import Notice
+from partita.wire.names import RECORD
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(60, 2))

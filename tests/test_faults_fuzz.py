@@ -22,7 +22,6 @@ from safetensors import numpy as safetensors
 from typer.testing import CliRunner
 
 import partita as pt
-from partita import storage
 from partita.cli import app, finish
 from partita.config import build_model, load_data, read_config
 from partita.datasets import read_columns, split
@@ -35,22 +34,23 @@ from partita.errors import (
     PolicyRefusal,
     StorageError,
 )
-from partita.federation.consent import Consent
 from partita.federation.folders import held, new_federation, read_server, read_site
 from partita.federation.keys import read_public_key
-from partita.federation.policy import Policy
 from partita.federation.processes import stop
 from partita.federation.recipe import Recipe
 from partita.federation.state import Requests, prometheus, read_state, write_state
-from partita.foreign import parse_json, parse_toml
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
 from partita.formulas.tables import read_sites, read_table
-from partita.messages import content_digest
+from partita.foundation.foreign import parse_json, parse_toml
 from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
-from partita.run import prepared
-from partita.schedules import Synchronous
+from partita.server import storage
+from partita.server.run import prepared
+from partita.server.schedules import Synchronous
+from partita.site.consent import Consent
+from partita.site.policy import Policy
+from partita.wire.messages import content_digest
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))

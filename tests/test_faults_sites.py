@@ -15,21 +15,21 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita.cli import app as commands
-from partita.damping import as_damping
-from partita.damping.policies import Proposal
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError
 from partita.federation import link
-from partita.federation.consent import Consent
 from partita.federation.folders import held, new_federation, private, read_server, read_site
 from partita.federation.processes import logged
-from partita.federation.site import CANNOT, Site
 from partita.federation.state import logger, request
-from partita.ledger import Ledger, stacked
-from partita.messages import encoded_question, encoded_task
 from partita.models import prior_of
-from partita.run import prepared
-from partita.wire import RECORD
+from partita.server.damping import as_damping
+from partita.server.damping.policies import Proposal
+from partita.server.ledger import Ledger, stacked
+from partita.server.run import prepared
+from partita.site.answers import CANNOT, Site
+from partita.site.consent import Consent
+from partita.wire.messages import encoded_question, encoded_task
+from partita.wire.names import RECORD
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -340,7 +340,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
     from flwr.app import ConfigRecord, Metadata, RecordDict
     from flwr.app.message import make_message
 
-    from partita.federation.node import _replied
+    from partita.site.node import _replied
 
     asked = []
 

@@ -18,7 +18,7 @@ from partita.errors import InputError, RunMismatch
 from partita.formulas.advice import alike, unlikely_levels
 from partita.formulas.design import as_family, designed
 from partita.launch import follow_run
-from partita.storage import read_names
+from partita.server.storage import read_names
 
 
 def table(rows=90):
@@ -203,7 +203,7 @@ def test_levels_that_a_terminal_or_rich_would_obey(spoken):
 
 
 def test_commands_say_so_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("partita.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
     for name, part in sites().items():
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     text = '[data]\nsites = "*.csv"\n[regression]\nformula = "ill ~ x"\nfamily = "Binomial"\n'

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita.cli import app
 from partita.errors import CorruptStorage, InputError, RunMismatch
-from partita.storage import read_arrays, write_arrays
+from partita.server.storage import read_arrays, write_arrays
 
 
 def simulated(rows=400):
@@ -196,7 +196,7 @@ def test_programs_are_saved_too(formula, family, tmp_path):
 
 
 def test_the_result_of_a_command_carries_its_design(bernoulli, tmp_path, monkeypatch):
-    monkeypatch.setattr("partita.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
     for name, part in SITES.items():
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     text = '[data]\nsites = "*.csv"\n[regression]\nformula = "ill ~ year + arm"\nfamily = "bernoulli"\n'

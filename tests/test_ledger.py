@@ -17,7 +17,7 @@ from partita.errors import (
 )
 from partita.families import Dirichlet, Gamma, Gaussian, MeanField
 from partita.families.cone import REACH
-from partita.ledger import TOGETHER, Ledger, SharedLedger, Update
+from partita.server.ledger import TOGETHER, Ledger, SharedLedger, Update
 
 SITES = 4
 PRIORS = {

@@ -9,7 +9,7 @@ import pytest
 import partita as pt
 from partita.cli import followed
 from partita.errors import InputError, MalformedUpdate, NotFinite, ShardError, Stalled
-from partita.naming import SiteNames
+from partita.wire.naming import SiteNames
 
 MODEL = pt.models.LinearRegression(features=1, noise=1.0)
 # Names that look like numbers of sites, or hold what is looked for in texts.
@@ -66,7 +66,7 @@ def test_a_log_likelihood_that_is_not_finite():
 def test_a_run_that_nobody_answers():
     class Silent(pt.engines.InProcess):
         def submit(self, tasks, at):
-            from partita.messages import Notice
+            from partita.wire.messages import Notice
 
             self.said = [Notice(task.site, "dropped", "is closed") for task in tasks]
 

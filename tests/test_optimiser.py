@@ -8,13 +8,13 @@ import pytest
 from numpy.testing import assert_allclose
 
 import partita as pt
-from partita.damping import Auto, Fixed, Optimiser, Proposal
-from partita.damping.optimiser import Pairs
 from partita.errors import InputError
 from partita.expectations import ClosedForm, GaussHermite, GaussNewton
 from partita.models import Network
-from partita.run import choose_rest
-from partita.schedules import Asynchronous, Synchronous
+from partita.server.damping import Auto, Fixed, Optimiser, Proposal
+from partita.server.damping.optimiser import Pairs
+from partita.server.run import choose_rest
+from partita.server.schedules import Asynchronous, Synchronous
 from partita.solvers import FixedPoint, Gradient
 
 NOISE = 0.5

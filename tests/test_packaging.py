@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import partita as pt
-from partita.checks import import_extra
 from partita.engines.flower import import_flower
 from partita.engines.ray import import_ray
 from partita.errors import MissingExtra, PartitaError
+from partita.foundation.checks import import_extra
 from partita.studies.methods import check_methods, comparisons, find_method
 
 ROOT = Path(__file__).parents[1]

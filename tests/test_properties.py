@@ -13,8 +13,8 @@ from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField, inner
 from partita.free_energy import LocalProblem
 from partita.models import LogisticRegression, ProbitRegression, prior_of
-from partita.run import check_shards, evidence
-from partita.schedules import OnePass, Sequential, Synchronous
+from partita.server.run import check_shards, evidence
+from partita.server.schedules import OnePass, Sequential, Synchronous
 from partita.solvers import FixedPoint, MomentMatching
 
 KEY = jax.random.key(0)

@@ -31,7 +31,7 @@ from partita.report.measures import Measures, calibration, read_measures, write_
 from partita.report.page import MOST_ROWS, columns, shown
 from partita.report.posterior import intervals, name_of
 from partita.report.terminal import view, watch
-from partita.schedules import Asynchronous, Sequential, Synchronous
+from partita.server.schedules import Asynchronous, Sequential, Synchronous
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(60, 2))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita import cli, runtime
+from partita import cli
 from partita.errors import InputError
+from partita.foundation import runtime
 from partita.solvers import FixedPoint
 from partita.studies.committee import split_prior
 from partita.studies.images import Images

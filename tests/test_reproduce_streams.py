@@ -12,9 +12,9 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import partita as pt
 from partita.errors import InputError
+from partita.foundation.runtime import precision
 from partita.gp.sparse import Batch, Factor, Step
 from partita.gp.stream import exponentials
-from partita.runtime import precision
 from partita.studies.paper import banana, frozen, robot_arm, streaming_1d
 from partita.studies.paper.frozen import FrozenClassifier
 from partita.studies.paper.pictures import beliefs, frames, surfaces

@@ -8,10 +8,10 @@ from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression
 
 import partita as pt
-from partita.damping import Auto, Fixed, Proposal, as_damping
 from partita.errors import InputError
 from partita.families import MeanField
-from partita.schedules import (
+from partita.server.damping import Auto, Fixed, Proposal, as_damping
+from partita.server.schedules import (
     REGISTRY,
     Asynchronous,
     Board,

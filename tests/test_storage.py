@@ -21,9 +21,9 @@ import pytest
 
 import partita as pt
 from partita.errors import CorruptStorage, InputError, RunMismatch, StorageError
-from partita.run import prepared
-from partita.schedules import Asynchronous, Sequential, Synchronous
-from partita.storage import INLINE, describe, read_arrays, read_history, write_arrays
+from partita.server.run import prepared
+from partita.server.schedules import Asynchronous, Sequential, Synchronous
+from partita.server.storage import INLINE, describe, read_arrays, read_history, write_arrays
 
 MODEL = pt.models.LogisticRegression(features=2)
 SPEEDS = (50.0, 3.0, 2.0, 1.0)
@@ -393,7 +393,7 @@ def test_a_disk_that_is_full_from_the_start_is_not_called_corrupt(run_dir):
 SCRIPT = """
 import sys
 import partita as pt
-from partita.runtime import cache_compilation
+from partita.foundation.runtime import cache_compilation
 
 cache_compilation(sys.argv[2])
 X, y = pt.datasets.load("breast-cancer")

@@ -7,25 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from partita._version import __version__
-from partita.threads import cap_blas_threads
+from partita.foundation.threads import cap_blas_threads
 
 cap_blas_threads()
 
 if TYPE_CHECKING:
     from partita import (
-        damping,
         datasets,
         engines,
         errors,
         expectations,
         families,
         gp,
-        hyper,
         metrics,
         models,
         predictive,
         report,
-        schedules,
         solvers,
         telemetry,
     )
@@ -37,32 +34,33 @@ if TYPE_CHECKING:
         StreamingGPRegressor,
     )
     from partita.formulas import Regression, compare, regress
-    from partita.hyper import LearnHyper
-    from partita.limits import Limits
     from partita.models import Model, from_numpyro
     from partita.result import Result, load
-    from partita.run import events, evidence, fit, partial_fit
+    from partita.server import damping, hyper, schedules
+    from partita.server.hyper import LearnHyper
+    from partita.server.limits import Limits
+    from partita.server.run import events, evidence, fit, partial_fit
 
-_MODULES = (
-    "damping",
-    "datasets",
-    "engines",
-    "errors",
-    "expectations",
-    "families",
-    "gp",
-    "hyper",
-    "metrics",
-    "models",
-    "predictive",
-    "report",
-    "schedules",
-    "solvers",
-    "telemetry",
-)
+_MODULES = {
+    "damping": "partita.server.damping",
+    "datasets": "partita.datasets",
+    "engines": "partita.engines",
+    "errors": "partita.errors",
+    "expectations": "partita.expectations",
+    "families": "partita.families",
+    "gp": "partita.gp",
+    "hyper": "partita.server.hyper",
+    "metrics": "partita.metrics",
+    "models": "partita.models",
+    "predictive": "partita.predictive",
+    "report": "partita.report",
+    "schedules": "partita.server.schedules",
+    "solvers": "partita.solvers",
+    "telemetry": "partita.telemetry",
+}
 _NAMES = {
-    "LearnHyper": "partita.hyper",
-    "Limits": "partita.limits",
+    "LearnHyper": "partita.server.hyper",
+    "Limits": "partita.server.limits",
     "Model": "partita.models",
     "PartitaError": "partita.errors",
     "PartitionedClassifier": "partita.estimators",
@@ -72,12 +70,12 @@ _NAMES = {
     "StreamingGPClassifier": "partita.estimators",
     "StreamingGPRegressor": "partita.estimators",
     "compare": "partita.formulas",
-    "events": "partita.run",
-    "evidence": "partita.run",
-    "fit": "partita.run",
+    "events": "partita.server.run",
+    "evidence": "partita.server.run",
+    "fit": "partita.server.run",
     "from_numpyro": "partita.models",
     "load": "partita.result",
-    "partial_fit": "partita.run",
+    "partial_fit": "partita.server.run",
     "regress": "partita.formulas",
 }
 
@@ -122,7 +120,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the heavy parts when they are first used."""
     if name in _MODULES:
-        return import_module(f"partita.{name}")
+        return import_module(_MODULES[name])
     if name in _NAMES:
         return getattr(import_module(_NAMES[name]), name)
     raise AttributeError(f"module 'partita' has no attribute {name!r}")

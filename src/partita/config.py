@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from partita import datasets
-from partita.checks import is_whole
-from partita.damping import as_damping
 from partita.errors import ConfigError, InputError
-from partita.files import MOST_SETTINGS, read_file
-from partita.foreign import parse_toml
-from partita.hyper import LearnHyper
+from partita.foundation.checks import is_whole
+from partita.foundation.files import MOST_SETTINGS, read_file
+from partita.foundation.foreign import parse_toml
+from partita.foundation.text import clean
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel
-from partita.schedules import REGISTRY as SCHEDULES
-from partita.schedules import Schedule
+from partita.server.damping import as_damping
+from partita.server.hyper import LearnHyper
+from partita.server.schedules import REGISTRY as SCHEDULES
+from partita.server.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
 from partita.telemetry import Row
-from partita.text import clean
 
 
 @dataclasses.dataclass(frozen=True)

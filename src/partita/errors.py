@@ -25,7 +25,7 @@ PartitaError
 
 from collections.abc import Callable
 
-from partita.text import MOST_OF_ERROR, clean
+from partita.foundation.text import MOST_OF_ERROR, clean
 
 
 def reason(error: Exception) -> str:

@@ -8,11 +8,11 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.checks import import_extra
 from partita.families import Family
+from partita.foundation.checks import import_extra
+from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper
 from partita.models.linear import LinearPredictor
-from partita.runtime import Array, on_host, precision
 from partita.shards import Shard
 from partita.telemetry import Row
 

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from partita.checks import check_count
 from partita.errors import InputError
 from partita.families import Family, Gaussian, MeanField
+from partita.foundation.checks import check_count
+from partita.foundation.runtime import Array
 from partita.models import AbstractModel, Hyper
-from partita.runtime import Array
 from partita.shards import Shard
 
 # Keeps the derivative of a square root finite where a predictor does not vary at all.

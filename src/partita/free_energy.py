@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from partita.errors import InputError
 from partita.expectations import TINY, Expectation, hermite
 from partita.families import Family, Gaussian, MeanField, inner
+from partita.foundation.runtime import Array
 from partita.models import AbstractModel, Hyper
-from partita.runtime import Array
 from partita.shards import Shard
 
 # Of a quadrature over one predictor.

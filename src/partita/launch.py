@@ -19,8 +19,8 @@ from partita.report import write_report
 from partita.report.follower import Follower
 from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
-from partita.run import fit
-from partita.storage import read_names
+from partita.server.run import fit
+from partita.server.storage import read_names
 from partita.telemetry import Callback, Every, Row
 
 # A watch is called with the name of a fit and labels for its events, and gives those who listen.

@@ -12,17 +12,17 @@ import jax
 import numpy as np
 
 from partita._version import __version__
-from partita.checks import check_count
-from partita.columns import Columns, arrange
 from partita.errors import CorruptStorage, InputError, RunMismatch
 from partita.exchange import inference_data
 from partita.families import Family
-from partita.fields import Check, anything, entries, fields, flag, items, maybe, number, text, whole
+from partita.foundation.checks import check_count
+from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, text, whole
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper
 from partita.models.base import prior_shapes
 from partita.predictive import expected_response, predictive_std, scaled_columns
-from partita.storage import doubted, read_arrays, write_arrays
+from partita.server.storage import doubted, read_arrays, write_arrays
+from partita.site.columns import Columns, arrange
 from partita.telemetry import Row, plain
 
 # Of a saved result, beside arrays. Hyperparameters are positive; JSON has no nan.

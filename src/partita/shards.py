@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.columns import check_columns, has_dates
 from partita.errors import ShardError
-from partita.runtime import Array
+from partita.foundation.runtime import Array
+from partita.site.columns import check_columns, has_dates
 
 
 class Shard(eqx.Module):

@@ -12,11 +12,11 @@ from typing import Any, Protocol, TextIO
 import jax
 import numpy as np
 
-from partita.accounting import SiteWork
-from partita.checks import check_count
 from partita.families import Family
+from partita.foundation.checks import check_count
+from partita.foundation.text import clean
 from partita.models import Hyper
-from partita.text import clean
+from partita.server.accounting import SiteWork
 
 Row = dict[str, Any]
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.schedules import Synchronous
+from partita.server.schedules import Synchronous
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.engines

@@ -10,7 +10,7 @@ import pytest
 
 import partita as pt
 from partita.errors import InputError, ShardError, Stalled
-from partita.schedules import Asynchronous, Sequential, Synchronous
+from partita.server.schedules import Asynchronous, Sequential, Synchronous
 
 ray = pytest.importorskip("ray")
 pytestmark = [

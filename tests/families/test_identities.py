@@ -31,7 +31,7 @@ from partita.families import (
     WeightsAndNoise,
     inner,
 )
-from partita.runtime import on_host, precision
+from partita.foundation.runtime import on_host, precision
 
 DRAWS = (2, 10_000)
 # Monte Carlo averages of fixed seeds have to be within this many standard errors.

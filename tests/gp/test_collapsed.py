@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from partita.foundation.runtime import precision
 from partita.gp.collapsed import Seen, collapsed
-from partita.runtime import precision
 
 POINTS, OLD, ROWS = 5, 4, 7
 

@@ -6,8 +6,8 @@ import pytest
 from sklearn.gaussian_process import kernels as reference
 
 from partita.errors import InputError
+from partita.foundation.runtime import precision
 from partita.gp import kernels
-from partita.runtime import precision
 
 LENGTHS = np.array([0.7, 1.9, 0.3])
 PAIRS = {

@@ -5,8 +5,8 @@ import pytest
 from scipy import integrate, stats
 
 from partita.errors import InputError
+from partita.foundation.runtime import precision
 from partita.gp import likelihoods
-from partita.runtime import precision
 
 CASES = [
     (likelihoods.Normal(0.4), 0.7, lambda y, f: stats.norm.logpdf(y, f, 0.4)),

@@ -10,7 +10,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 import partita as pt
 from partita.errors import InputError, ShardError
 from partita.gp import SparseProcess, kernels, likelihoods
-from partita.schedules import OnePass, Sequential
+from partita.server.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
 from partita.studies.methods.comparisons import textbook_propagation
 

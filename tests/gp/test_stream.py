@@ -9,9 +9,9 @@ from scipy import integrate, stats
 
 import partita as pt
 from partita.errors import ImproperDensity, InputError
+from partita.foundation.moments import Affine
 from partita.gp import Learning, SparseGP, Stream, kernels, likelihoods
 from partita.gp.stream import padded
-from partita.moments import Affine
 
 FIXED = Learning("fixed", points_per_batch=100)
 KERNEL = kernels.Matern32(variance=1.3, lengthscale=0.8)

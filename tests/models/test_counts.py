@@ -10,8 +10,8 @@ from sklearn.decomposition import NMF
 import partita as pt
 from partita.errors import InputError, ShardError
 from partita.families import Gamma
-from partita.run import evidence
-from partita.schedules import Sequential
+from partita.server.run import evidence
+from partita.server.schedules import Sequential
 from partita.solvers import FixedPoint
 
 COUNTS = load_digits().data[:90]

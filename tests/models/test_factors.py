@@ -9,8 +9,8 @@ from sklearn.decomposition import FactorAnalysis as Reference
 
 import partita as pt
 from partita.errors import InputError, ShardError
-from partita.run import evidence
-from partita.schedules import Sequential
+from partita.server.run import evidence
+from partita.server.schedules import Sequential
 from partita.solvers import FixedPoint
 
 ROWS = load_wine().data[:, :6]

@@ -7,8 +7,8 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import integrate, special, stats
 
+from partita.foundation.runtime import precision
 from partita.models.integrals import find_peak, log_integral
-from partita.runtime import precision
 
 COUNTS = np.array([3.0, 0.0, 7.0, 40.0])
 

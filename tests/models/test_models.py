@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression as Reference
 import partita as pt
 from partita.errors import ImproperDensity, InputError, ShardError
 from partita.expectations import MonteCarlo
-from partita.runtime import precision
-from partita.schedules import OnePass, Sequential
+from partita.foundation.runtime import precision
+from partita.server.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint
 from quadrature import linear_regression
 

@@ -17,7 +17,7 @@ from partita.families import MeanField
 from partita.models import Network, prior_of
 from partita.models.network import Layer
 from partita.predictive import expected_response
-from partita.schedules import Synchronous
+from partita.server.schedules import Synchronous
 from partita.shards import padded
 from partita.solvers import Gradient
 

@@ -8,8 +8,8 @@ from jax.scipy.special import gammaln
 
 import partita as pt
 from partita.families import Gaussian, MeanField
-from partita.runtime import precision
-from partita.schedules import OnePass
+from partita.foundation.runtime import precision
+from partita.server.schedules import OnePass
 from partita.solvers import Gradient
 
 GENERATOR = np.random.default_rng(0)

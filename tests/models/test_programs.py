@@ -12,7 +12,7 @@ from scipy import stats
 
 import partita as pt
 from partita.errors import InputError, ShardError
-from partita.runtime import precision
+from partita.foundation.runtime import precision
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 2))

@@ -12,7 +12,7 @@ import partita as pt
 from partita.errors import InputError, ShardError
 from partita.families import Dirichlet
 from partita.families.gamma import positive_digamma
-from partita.run import evidence
+from partita.server.run import evidence
 
 COUNTS = load_digits().data[:120]
 MODEL = pt.models.LatentDirichletAllocation(

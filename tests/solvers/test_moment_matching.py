@@ -13,10 +13,10 @@ from partita.errors import InputError
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
 from partita.free_energy import LocalProblem
-from partita.messages import encoded_question
-from partita.run import prepared
+from partita.server.run import prepared
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 from partita.studies.methods import comparisons, problems
+from partita.wire.messages import encoded_question
 
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.normal(size=(12, 2))

@@ -13,11 +13,11 @@ from scipy import optimize, special
 import partita as pt
 from partita.errors import InputError
 from partita.expectations import GaussHermite
+from partita.foundation.runtime import on_host, precision
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
-from partita.run import evidence
-from partita.runtime import on_host, precision
-from partita.schedules import OnePass, Sequential
+from partita.server.run import evidence
+from partita.server.schedules import OnePass, Sequential
 from partita.solvers import (
     REGISTRY,
     BayesianGradient,

@@ -30,7 +30,7 @@ def study_command(group: typer.Typer, name: str) -> Callable[[Callable[..., None
 
 def keep_programs() -> None:
     """Keep compiled programs for the next command."""
-    from partita import runtime
+    from partita.foundation import runtime
 
     runtime.cache_compilation()
 

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from partita.checks import check_count, check_positive, is_number
 from partita.datasets.documents import load_documents as load_documents
 from partita.datasets.mnist import Split, read_mnist
 from partita.datasets.streams import read_banana, read_wam, simulated_arm
 from partita.datasets.tables import load_table as load_table
 from partita.errors import InputError
-from partita.files import MOST_TABLE, check_lines, check_size
+from partita.foundation.checks import check_count, check_positive, is_number
+from partita.foundation.files import MOST_TABLE, check_lines, check_size
 
 WITH_SPLIT = ("mnist", "banana", "barrett-wam")
 NAMES = ("breast-cancer", "diabetes", "digits", "simulated-arm", "wine", *WITH_SPLIT)

@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.datasets.places import needed
 from partita.errors import InputError
-from partita.files import read_file
+from partita.foundation.files import read_file
 
 # More words than any vocabulary has.
 MOST_WORDS = 10_000_000

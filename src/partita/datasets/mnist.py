@@ -13,7 +13,7 @@ import numpy as np
 
 from partita.datasets.places import cache, found
 from partita.errors import InputError
-from partita.files import check_size
+from partita.foundation.files import check_size
 
 FILE = "mnist.npz"
 SOURCE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"

@@ -7,7 +7,7 @@ import numpy as np
 
 from partita.datasets.places import needed
 from partita.errors import InputError
-from partita.files import MOST_TABLE, check_size
+from partita.foundation.files import MOST_TABLE, check_size
 
 TABLES = ("bacteria", "Contraception", "epil", "Garch", "radon", "sleepstudy")
 

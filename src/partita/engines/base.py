@@ -14,14 +14,14 @@ import numpy as np
 from partita.errors import MalformedUpdate
 from partita.expectations import Expectation
 from partita.families import Family, inner
+from partita.foundation.runtime import Array, on_host, precision
 from partita.free_energy import LocalProblem
-from partita.ledger import Task, Update, stacked
-from partita.messages import Arrival, Notice, content_digest, decoded_update
 from partita.models import AbstractModel, Hyper
-from partita.naming import SiteNames
-from partita.runtime import Array, on_host, precision
+from partita.server.ledger import Task, Update, stacked
 from partita.shards import Shard, padded_together
 from partita.solvers import Outcome, Solver, SolverInfo
+from partita.wire.messages import Arrival, Notice, content_digest, decoded_update
+from partita.wire.naming import SiteNames
 
 # Keys of evaluations, beside those of versions.
 EVALUATION = 2**31 - 1

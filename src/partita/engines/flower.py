@@ -9,15 +9,15 @@ from typing import Any, get_args
 
 import numpy as np
 
-from partita.checks import check_one_of, check_positive, import_extra, is_whole
 from partita.engines.base import Job, read_answer
 from partita.errors import InputError, Stalled
 from partita.families import Family
-from partita.ledger import Task, Update
-from partita.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
+from partita.foundation.checks import check_one_of, check_positive, import_extra, is_whole
+from partita.foundation.text import clean
 from partita.models import Hyper, prior_of
-from partita.text import clean
-from partita.wire import RECORD, Question
+from partita.server.ledger import Task, Update
+from partita.wire.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
+from partita.wire.names import RECORD, Question
 
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0

@@ -10,9 +10,9 @@ import numpy as np
 from partita.engines.base import Job, Worker, all_loaded, completed, shard_digest
 from partita.errors import InputError
 from partita.families import Family
-from partita.ledger import Task
-from partita.messages import Arrival
 from partita.models import Hyper
+from partita.server.ledger import Task
+from partita.wire.messages import Arrival
 
 
 @dataclass

@@ -10,12 +10,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-from partita.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
 from partita.engines.base import Job, Worker, loaded, read_answer, shard_digest
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.families import Family
-from partita.ledger import Task
-from partita.messages import (
+from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
+from partita.foundation.runtime import cache_compilation
+from partita.models import Hyper, prior_of
+from partita.server.ledger import Task
+from partita.shards import Shard, capacities, padded
+from partita.wire.messages import (
     Arrival,
     Compression,
     Notice,
@@ -25,9 +28,6 @@ from partita.messages import (
     encoded_task,
     encoded_update,
 )
-from partita.models import Hyper, prior_of
-from partita.runtime import cache_compilation
-from partita.shards import Shard, capacities, padded
 
 
 class Holder:

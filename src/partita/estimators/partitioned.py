@@ -13,15 +13,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from partita import schedules
-from partita.collinearity import describe_idle, find_idle
-from partita.columns import Columns, check_columns
-from partita.damping import Damping, as_damping
 from partita.errors import InputError, RunMismatch
 from partita.estimators.units import LINEAR_SLACK, NETWORK_SLACK, Units, converted, joint
 from partita.families import Family
 from partita.families.marginals import Marginals
-from partita.fields import (
+from partita.foundation.fields import (
     Check,
     anything,
     check_classes,
@@ -35,18 +31,22 @@ from partita.fields import (
     text,
     whole,
 )
-from partita.hyper import LearnHyper
+from partita.foundation.moments import Affine, Moments
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
 from partita.models.base import prior_shapes
 from partita.models.linear import LinearPredictor, to_units_of_data
-from partita.moments import Affine, Moments
 from partita.result import Result, unpacked
-from partita.run import fit as fit_sites
-from partita.run import partial_fit as fit_batch
-from partita.schedules import OnePass, Schedule, Synchronous
+from partita.server import schedules
+from partita.server.damping import Damping, as_damping
+from partita.server.hyper import LearnHyper
+from partita.server.run import fit as fit_sites
+from partita.server.run import partial_fit as fit_batch
+from partita.server.schedules import OnePass, Schedule, Synchronous
+from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.shards import as_numbers, check_rows
+from partita.site.collinearity import describe_idle, find_idle
+from partita.site.columns import Columns, check_columns
 from partita.solvers import Solver
-from partita.storage import doubted, read_arrays, write_arrays
 from partita.telemetry import Progress, Row, plain
 
 # What a file says of an estimator. Its other settings are looked at by the model that they make.

@@ -11,17 +11,17 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from partita._version import __version__
-from partita.archives import check_finite, doubted, read_arrays, write_arrays
-from partita.checks import check_count
-from partita.columns import check_columns, warn_of_units
 from partita.errors import ImproperDensity, InputError, RunMismatch
-from partita.fields import anything, check_classes, entries, fields, flag, items, maybe, number, text, whole
+from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
+from partita.foundation.checks import check_count
+from partita.foundation.fields import anything, check_classes, entries, fields, flag, items, maybe, number, text, whole
+from partita.foundation.moments import Moments
+from partita.foundation.runtime import precision
 from partita.gp import kernels, likelihoods
 from partita.gp.sparse import Factor, SparseGP, by_output
 from partita.gp.stream import MOST_JITTER, Hyper, Learning, Stream
-from partita.moments import Moments
-from partita.runtime import precision
 from partita.shards import as_numbers, check_rows
+from partita.site.columns import check_columns, warn_of_units
 from partita.telemetry import Progress, Row, plain
 
 # Draws of the hyperparameters that predictions average over.

@@ -14,8 +14,8 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import Family, Substitution
+from partita.foundation.moments import Affine
 from partita.models.linear import LinearPredictor, to_units_of_data
-from partita.moments import Affine
 from partita.result import Result
 
 # By how much a column may be larger in units that are kept than in its own: a mean-field posterior that does not know

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from partita.errors import FamilyMismatch
 from partita.families.cone import Cone, is_inside
-from partita.runtime import Array, in_own_precision, same_structure
+from partita.foundation.runtime import Array, in_own_precision, same_structure
 
 
 def inner(natural: Any, mean: Any) -> Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from partita.runtime import Array
+from partita.foundation.runtime import Array
 
 # A change may use up at most this share of the way to the boundary: a posterior that is barely proper
 # is of no more use than an improper one.

@@ -8,7 +8,7 @@ from jax.scipy.special import digamma, gammaln, polygamma
 
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
-from partita.runtime import Array, as_array, in_own_precision
+from partita.foundation.runtime import Array, as_array, in_own_precision
 
 # How far the recurrence of ψ goes before its series is good.
 SHIFT = 8

@@ -13,7 +13,7 @@ from partita.errors import InputError
 from partita.families.base import Family, Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
-from partita.runtime import Array, as_array, cheap_normal, in_own_precision, is_traced, same_structure
+from partita.foundation.runtime import Array, as_array, cheap_normal, in_own_precision, is_traced, same_structure
 
 LOG_2PI = float(np.log(2 * np.pi))
 LARGEST_DENSE = 10_000

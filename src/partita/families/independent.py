@@ -10,7 +10,7 @@ import numpy as np
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.families.product import FAMILY_OF
-from partita.runtime import Array, in_own_precision
+from partita.foundation.runtime import Array, in_own_precision
 
 
 class IndependentMean(Tree):

@@ -15,7 +15,7 @@ from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.families.gamma import shape_from_gap
 from partita.families.gaussian import LOG_2PI
-from partita.runtime import Array, as_array, in_own_precision, is_traced
+from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced
 
 
 def bordered(matrix: Array, border: Array, corner: Array) -> Array:

@@ -7,7 +7,7 @@ import jax
 
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
-from partita.runtime import Array, in_own_precision
+from partita.foundation.runtime import Array, in_own_precision
 
 
 class ProductMean(Tree):

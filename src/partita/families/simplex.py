@@ -9,7 +9,7 @@ from jax.scipy.special import digamma, gammaln, polygamma
 
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
-from partita.runtime import Array, as_array, in_own_precision
+from partita.foundation.runtime import Array, as_array, in_own_precision
 
 
 def concentration_from_mean(expected_log: Array) -> Array:

@@ -21,7 +21,7 @@ from partita.families.cone import Cone
 from partita.families.gaussian import LOG_2PI
 from partita.families.marginals import Marginals
 from partita.families.normal_conjugate import NormalGammaParams, bordered, from_lower_free, lower_free
-from partita.runtime import Array, as_array, in_own_precision
+from partita.foundation.runtime import Array, as_array, in_own_precision
 
 # Points of the trapezoidal rule; how often it closes in on where the density is; how far below its largest value, in
 # nats, the density is left out.

@@ -152,9 +152,9 @@ def accept(
     from json import dumps
 
     from partita.errors import InputError
-    from partita.federation.consent import Consent
     from partita.federation.folders import read_site
     from partita.federation.recipe import Recipe
+    from partita.site.consent import Consent
 
     consent = Consent(read_site(folder).path)
     proposed = consent.proposed

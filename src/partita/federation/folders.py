@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from partita.checks import check_count, check_one_of, check_positive
 from partita.config import Reader, read_tables
 from partita.errors import ConfigError, InputError, StorageError
 from partita.federation.keys import write_certificates, write_secret, write_site_key
-from partita.federation.policy import Policy
 from partita.federation.recipe import KEYS, SECTIONS, Recipe, check_names
-from partita.files import is_file, make_folder, open_private
-from partita.limits import Limits
-from partita.messages import Compression
+from partita.foundation.checks import check_count, check_one_of, check_positive
+from partita.foundation.files import is_file, make_folder, open_private
+from partita.server.limits import Limits
+from partita.site.policy import Policy
+from partita.wire.messages import Compression
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from partita.errors import ConfigError, StorageError, reason
-from partita.files import read_file
+from partita.foundation.files import read_file
 
 DAYS = 825
 # Bytes of a file with a key or a certificate.

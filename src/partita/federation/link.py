@@ -18,8 +18,8 @@ from typing import Any
 
 from partita.federation.folders import ServerFolder, read_server, split_address
 from partita.federation.keys import canonical_key, read_key, read_public_key
-from partita.messages import largest
 from partita.models import prior_of
+from partita.wire.messages import largest
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,7 +27,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUSH, OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
-# What `partita.federation.node` calls: a site neither registers itself nor fetches apps.
+# What `partita.site.node` calls: a site neither registers itself nor fetches apps.
 FOR_SITES = frozenset(
     {
         "/v1/fleet/activate-node",

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from partita._version import __version__
-from partita.checks import check_count, is_number
 from partita.config import Reader
 from partita.errors import ConfigError, InputError, MalformedMessage
-from partita.foreign import parse_object
-from partita.hyper import LearnHyper
+from partita.foundation.checks import check_count, is_number
+from partita.foundation.foreign import parse_object
 from partita.models import REGISTRY, AbstractModel
-from partita.run import prepared
-from partita.schedules import REGISTRY as SCHEDULES
-from partita.schedules import Schedule
+from partita.server.hyper import LearnHyper
+from partita.server.run import prepared
+from partita.server.schedules import REGISTRY as SCHEDULES
+from partita.server.schedules import Schedule
+from partita.server.storage import describe
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
-from partita.storage import describe
 from partita.telemetry import Row
 
 SECTIONS = ("columns", "model", "solver", "schedule", "hyper")

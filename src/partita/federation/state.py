@@ -15,13 +15,13 @@ from partita.engines.flower import Peer
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import ServerFolder, holder
 from partita.federation.recipe import check_names
-from partita.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
-from partita.files import make_folder, open_private, read_json, replace_file
-from partita.messages import MOST_REASON, Notice
+from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
+from partita.foundation.files import make_folder, open_private, read_json, replace_file
+from partita.foundation.text import clean
 from partita.report.loopback import LoopbackHandler, LoopbackServer
-from partita.storage import read_notices
+from partita.server.storage import read_notices
 from partita.telemetry import Row, plain, to_json
-from partita.text import clean
+from partita.wire.messages import MOST_REASON, Notice
 
 State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]
 ENDED = ("finished", "stalled", "failed")

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from partita.collinearity import describe_idle, find_idle
 from partita.errors import InputError, reason
 from partita.formulas.advice import alike, unlikely_levels, warnings_of
 from partita.formulas.language import Parsed, parse
 from partita.formulas.tables import Column, agreed, as_text, complete, conformed, described, example, labelled
-from partita.moments import Moments
+from partita.foundation.moments import Moments
+from partita.site.collinearity import describe_idle, find_idle
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 COUNTS = ("poisson", "negative binomial")

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import check_positive, import_extra
-from partita.damping import Damping
 from partita.engines import Engine
 from partita.errors import InputError
 from partita.families import Family, Gaussian
@@ -22,6 +20,7 @@ from partita.formulas.design import Design, Rows, as_family, designed
 from partita.formulas.regression import Regression, site_random
 from partita.formulas.saving import pack_design
 from partita.formulas.tables import read_sites, repeat_rows
+from partita.foundation.checks import check_positive, import_extra
 from partita.models import (
     AbstractModel,
     LinearRegression,
@@ -30,8 +29,9 @@ from partita.models import (
     PoissonRegression,
     from_numpyro,
 )
-from partita.run import fit
-from partita.schedules import Schedule, Synchronous
+from partita.server.damping import Damping
+from partita.server.run import fit
+from partita.server.schedules import Schedule, Synchronous
 from partita.telemetry import Callback, in_units, notice, with_progress
 
 ROUNDS, SETTLED = 100, 1e-7

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import is_whole
 from partita.errors import InputError
+from partita.foundation.checks import is_whole
 
 # A column's name, in backticks if it is not a plain one.
 NAME = r"(`[^`]+`|[\w.]+)"

@@ -11,7 +11,6 @@ import numpy as np
 from scipy import stats
 
 from partita import metrics
-from partita.checks import check_count, is_number
 from partita.errors import InputError, RunMismatch
 from partita.exchange import CHAINS, imported
 from partita.families import WeightsAndNoise
@@ -19,10 +18,11 @@ from partita.families.marginals import Marginals
 from partita.formulas.design import Counts, Design, Rows
 from partita.formulas.prediction import expected, read_inputs
 from partita.formulas.saving import unpack_design
+from partita.foundation.checks import check_count, is_number
+from partita.foundation.text import clean
 from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
-from partita.storage import doubted, read_arrays
-from partita.text import clean
+from partita.server.storage import doubted, read_arrays
 
 # What a coefficient's exponential is called.
 RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}

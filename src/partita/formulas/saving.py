@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from partita.errors import CorruptStorage, reason
-from partita.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
 from partita.formulas.design import COUNTS, FAMILIES, MOST_COLUMNS, Counts, Design, specified, target_levels
 from partita.formulas.language import Parsed, parse_terms
 from partita.formulas.tables import Column
+from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
 from partita.telemetry import Row, plain
 
 NUMBERS = ("target_centre", "target_unit", "prior_scale", "noise_scale")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError, reason
-from partita.files import MOST_TABLE, check_lines, check_size
 from partita.formulas.advice import FEW_LEVELS, unlikely_levels
+from partita.foundation.files import MOST_TABLE, check_lines, check_size
 
 LARGEST_LEVELS = 1000
 # Floats tell whole numbers apart up to here; beyond, these columns hold them.

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from partita.foundation.runtime import Array
 from partita.gp.whitened import cholesky, log_diagonal
-from partita.runtime import Array
 
 
 class Seen(NamedTuple):

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.checks import check_positive
 from partita.errors import InputError
-from partita.runtime import Array
+from partita.foundation.checks import check_positive
+from partita.foundation.runtime import Array
 
 Params = dict[str, Array]
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita import fields as checks
-from partita.checks import check_positive
 from partita.errors import InputError
 from partita.expectations import hermite
-from partita.runtime import Array
+from partita.foundation import fields as checks
+from partita.foundation.checks import check_positive
+from partita.foundation.runtime import Array
 
 LOG_2PI = math.log(2 * math.pi)
 POINTS = 40

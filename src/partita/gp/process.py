@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from partita.checks import check_not_negative
 from partita.errors import InputError, ShardError
 from partita.expectations import hermite
 from partita.families import Family, Gaussian
+from partita.foundation.checks import check_not_negative
+from partita.foundation.runtime import Array, on_host, precision
 from partita.gp.kernels import Kernel
 from partita.gp.likelihoods import Likelihood, named
 from partita.gp.sparse import SparseGP
 from partita.gp.stream import JITTER
 from partita.models import AbstractModel, Hyper
 from partita.models.base import Rows
-from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 # Of the quadrature over what the points leave open, which is narrower than the prior.

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
+from partita.foundation.runtime import Array
 from partita.gp.collapsed import Seen, collapsed
 from partita.gp.kernels import Kernel, Params
 from partita.gp.likelihoods import Likelihood
 from partita.gp.whitened import cholesky, for_each, log_partition, moments, solved, weighted
-from partita.runtime import Array
 
 
 class Factor(NamedTuple):

@@ -11,15 +11,15 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from partita.checks import check_count, check_not_negative, check_positive
 from partita.errors import ImproperDensity, InputError
 from partita.families import Gaussian, MeanField
 from partita.families.gaussian import MeanFieldMoments
+from partita.foundation.checks import check_count, check_not_negative, check_positive
+from partita.foundation.moments import Affine
+from partita.foundation.runtime import Array, on_host, precision
 from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Step, Whitened, greedy
 from partita.gp.whitened import for_each
-from partita.ledger import Ledger, Update
-from partita.moments import Affine
-from partita.runtime import Array, on_host, precision
+from partita.server.ledger import Ledger, Update
 from partita.shards import rounded
 
 # Capacities for points begin here: every one is compiled for, which takes longer than a few more points do.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from partita.runtime import Array
+from partita.foundation.runtime import Array
 
 
 def cholesky(K: Array) -> Array:

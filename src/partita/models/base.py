@@ -10,11 +10,11 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.checks import check_positive
 from partita.errors import ImproperDensity, InputError, ShardError, reason
 from partita.families import Family, Gaussian, MeanField
+from partita.foundation.checks import check_positive
+from partita.foundation.runtime import Array, on_host, precision
 from partita.metrics import classification, regression
-from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]

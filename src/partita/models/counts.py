@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from partita.checks import check_count, check_positive
 from partita.errors import ShardError
 from partita.families import Family, Gamma
 from partita.families.gamma import positive_digamma
+from partita.foundation.checks import check_count, check_positive
+from partita.foundation.runtime import Array
 from partita.models.base import AbstractModel, Hyper, shard_of_rows
-from partita.runtime import Array
 from partita.shards import Shard
 
 # Below this, a rate counts as this.

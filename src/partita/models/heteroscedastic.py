@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from partita.checks import check_positive
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.gaussian import LOG_2PI
+from partita.foundation.checks import check_positive
+from partita.foundation.runtime import Array
 from partita.models.base import Hyper, Rows
 from partita.models.linear import LinearPredictor
-from partita.runtime import Array
 
 
 class HeteroscedasticRegression(LinearPredictor):

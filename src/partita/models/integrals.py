@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.runtime import Array
+from partita.foundation.runtime import Array
 
 # How many points each of one, two or three variables has.
 POINTS = {1: 15, 2: 9, 3: 7}

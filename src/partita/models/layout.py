@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError
+from partita.foundation.runtime import Array
 from partita.models.integrals import POINTS
-from partita.runtime import Array
 
 # Of the prior, one by one: compiling many at once would take longer.
 DRAWS = 20

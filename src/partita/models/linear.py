@@ -8,12 +8,12 @@ import numpy as np
 from jax.scipy.special import gammaln, log_ndtr, ndtr
 from jax.scipy.stats import t as student
 
-from partita.checks import check_count, check_positive
 from partita.errors import InputError, ShardError
 from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
 from partita.families.gaussian import LOG_2PI
+from partita.foundation.checks import check_count, check_positive
+from partita.foundation.runtime import Array, precision
 from partita.models.base import Hyper, Predictor, Rows, check_labels
-from partita.runtime import Array, precision
 from partita.shards import as_numbers
 
 Posterior = Literal["full", "mean-field"]

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.checks import check_count, check_positive, is_whole
 from partita.errors import InputError, ShardError
 from partita.families import Family, MeanField
 from partita.families.gaussian import LOG_2PI
+from partita.foundation.checks import check_count, check_positive, is_whole
+from partita.foundation.runtime import Array
+from partita.foundation.text import clean
 from partita.metrics import classification, regression
 from partita.models.base import Hyper, Predictor, Rows, check_labels
-from partita.runtime import Array
 from partita.shards import Shard, as_numbers
-from partita.text import clean
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.checks import import_extra
 from partita.errors import InputError, ShardError, reason
 from partita.families import Family, Gaussian, MeanField
+from partita.foundation.checks import import_extra
+from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
-from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
 
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from partita.checks import check_count, check_positive
 from partita.errors import ShardError
 from partita.families import Dirichlet, Family
 from partita.families.gamma import positive_digamma
+from partita.foundation.checks import check_count, check_positive
+from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper
-from partita.runtime import Array, on_host, precision
 from partita.shards import Shard, make_shard, rounded
 
 # Documents that are worked on together: few enough for the processor's cache.

@@ -17,7 +17,7 @@ from partita.report.page import Report
 from partita.report.posterior import posterior_picture
 from partita.report.regression import read_regression, with_regression
 from partita.result import load
-from partita.storage import read_arrays, read_history, read_updates
+from partita.server.storage import read_arrays, read_history, read_updates
 from partita.telemetry import Row
 
 BOUNDS = ("free_energy", "log_evidence")

@@ -8,11 +8,11 @@ import numpy as np
 from scipy.special import ndtri
 
 from partita.families import Family, Gaussian, MeanField
+from partita.foundation.runtime import precision
 from partita.models import AbstractModel
 from partita.models.linear import LinearPredictor
 from partita.report.charts import Picture, interval_picture
 from partita.result import Result
-from partita.runtime import precision
 
 # Parameters of other families than Gaussians are drawn, so many times; not of huge ones.
 DRAWS, MOST_DRAWN = 1000, 5000

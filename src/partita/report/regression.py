@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from partita.errors import CorruptStorage
-from partita.files import read_json
 from partita.formulas import Regression, compare
 from partita.formulas.regression import RATIOS
+from partita.foundation.files import read_json
 from partita.report.charts import Calibration, Picture, bars, calibration_picture, interval_picture
 from partita.report.page import Report
 from partita.report.page import shown as text
-from partita.storage import write_text
+from partita.server.storage import write_text
 from partita.telemetry import Row, to_json
 
 FILE = "regression.json"

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from partita.expectations import Expectation
 from partita.families import Family
+from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.runtime import Array
 
 # How often a step is halved before it is given up.
 HALVINGS = 120

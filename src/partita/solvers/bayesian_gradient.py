@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from partita.checks import check_count
 from partita.errors import InputError
 from partita.families import Family, MeanField
+from partita.foundation.checks import check_count
+from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.runtime import Array
 from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite
 
 

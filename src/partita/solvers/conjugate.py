@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partita.checks import check_count, check_not_negative
 from partita.families import Family, inner
+from partita.foundation.checks import check_count, check_not_negative
+from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.runtime import Array
 from partita.solvers.base import HALVINGS, Outcome, Solver, SolverInfo, all_finite, relative_change, rounding
 
 # The share of the gain that the slope promises which a step has to bring (Armijo, 1966).

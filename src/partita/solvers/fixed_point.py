@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partita.checks import check_count, check_not_negative, check_share
 from partita.expectations import Expectation
 from partita.families import Family
+from partita.foundation.checks import check_count, check_not_negative, check_share
+from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.runtime import Array
 from partita.solvers.base import HALVINGS, Outcome, Solver, SolverInfo, all_finite, relative_change, rounding
 
 # Where expectations overflow, from a wide prior say, any step looks like progress; one may still not go further.

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from partita.checks import check_count, check_not_negative, check_positive
 from partita.errors import InputError
 from partita.families import Family
+from partita.foundation.checks import check_count, check_not_negative, check_positive
+from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.runtime import Array
 from partita.solvers.base import Batches, Outcome, Solver, SolverInfo
 
 OPTIMISERS: dict[str, Callable[[float], optax.GradientTransformation]] = {

@@ -6,12 +6,12 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partita.checks import check_count, check_share
 from partita.errors import InputError
 from partita.expectations import TINY, hermite
 from partita.families import Family, Gaussian, MeanField, inner
+from partita.foundation.checks import check_count, check_share
+from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.runtime import Array
 from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite
 
 # How often the nodes of a quadrature are put where its integrand is.

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partita.checks import check_count, check_not_negative, check_positive, check_share
 from partita.errors import InputError
 from partita.families import Family, MeanField
+from partita.foundation.checks import check_count, check_not_negative, check_positive, check_share
+from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.runtime import Array
 from partita.solvers.base import Batches, Outcome, Solver, SolverInfo, all_finite
 
 # Adam's: how much of the mean squares is kept from step to step, and what keeps them from zero.

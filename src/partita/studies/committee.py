@@ -9,8 +9,8 @@ from typing import Any
 
 from partita.models import AbstractModel, prior_of
 from partita.result import Result
-from partita.run import check_seed, evidence, fit
-from partita.schedules import Synchronous
+from partita.server.run import check_seed, evidence, fit
+from partita.server.schedules import Synchronous
 from partita.solvers import Solver
 
 COUNTED = ("seconds", "messages", "bytes", "bytes_down", "bytes_up")

@@ -15,8 +15,8 @@ from partita.report import Curve, Report
 from partita.report.charts import Calibration, calibration_picture, grouped_bars, label_picture
 from partita.report.measures import of_classes
 from partita.result import Result
-from partita.run import fit
-from partita.schedules import Asynchronous, Schedule, Sequential, Synchronous
+from partita.server.run import fit
+from partita.server.schedules import Asynchronous, Schedule, Sequential, Synchronous
 from partita.solvers import FixedPoint
 from partita.studies.committee import split_prior
 from partita.telemetry import Callback, Every, Row

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.checks import check_one_of
 from partita.errors import InputError
+from partita.foundation.checks import check_one_of
 
 Say = Callable[[str], None]
 

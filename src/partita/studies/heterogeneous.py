@@ -22,7 +22,7 @@ from partita.free_energy import LocalProblem
 from partita.metrics import classification
 from partita.models import Network, prior_of
 from partita.predictive import expected_response
-from partita.run import events
+from partita.server.run import events
 from partita.shards import padded
 from partita.solvers import NaturalGradient
 from partita.studies.documents import Say

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partita.checks import import_extra
+from partita.foundation.checks import import_extra
 
 
 @dataclass(frozen=True)

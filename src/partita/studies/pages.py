@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.checks import check_one_of
+from partita.foundation.checks import check_one_of
 from partita.report import Chart, Picture, Report, write_report
 from partita.studies.runner import Cell
 from partita.studies.tables import curves, summary

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import InputError
-from partita.files import MOST_TABLE, make_folder, read_file
+from partita.foundation.files import MOST_TABLE, make_folder, read_file
 from partita.telemetry import Row, plain
 
 # Seconds that compiling the program of a cell takes, about.

@@ -8,9 +8,9 @@ from typing import Any
 from partita.engines import InProcess, Job
 from partita.engines.base import Worker, completed
 from partita.errors import Stalled
-from partita.ledger import Task, Update
-from partita.messages import Arrival, Notice, decoded_task, decoded_update, encoded_task, encoded_update
 from partita.models import prior_of
+from partita.server.ledger import Task, Update
+from partita.wire.messages import Arrival, Notice, decoded_task, decoded_update, encoded_task, encoded_update
 
 
 @dataclass

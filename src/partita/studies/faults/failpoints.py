@@ -15,8 +15,8 @@ from contextlib import closing
 from pathlib import Path
 
 import partita as pt
-from partita import storage
-from partita.runtime import cache_compilation
+from partita.foundation.runtime import cache_compilation
+from partita.server import storage
 from partita.studies.documents import Say
 
 PLACES = ("before write", "before commit", "after commit", "before fold", "after fold")

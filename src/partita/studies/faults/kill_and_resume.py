@@ -16,7 +16,7 @@ from partita.studies.documents import Say
 PROGRAM = """
 import sys
 import partita as pt
-from partita.runtime import cache_compilation
+from partita.foundation.runtime import cache_compilation
 from pathlib import Path
 cache_compilation(Path(sys.argv[2]))
 X, y = pt.datasets.load("breast-cancer")

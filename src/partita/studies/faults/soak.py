@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import partita as pt
-from partita.run import Run, iterate, prepared
+from partita.server.run import Run, iterate, prepared
 from partita.studies.documents import Say
 from partita.studies.faults.chaos import Chaos
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 import partita as pt
-from partita import storage
-from partita.runtime import cache_compilation
+from partita.foundation.runtime import cache_compilation
+from partita.server import storage
 from partita.studies.documents import Say
 from partita.studies.faults.failpoints import live
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from partita.errors import InputError, MissingData, MissingExtra
 from partita.report.terminal import print_table
 from partita.result import Result
-from partita.run import fit
+from partita.server.run import fit
 from partita.studies.methods.problems import Problem
 from partita.studies.methods.table import TABLE, Method
 from partita.telemetry import Progress, Row, to_json

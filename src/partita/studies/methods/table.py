@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import optax
 
-from partita.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
+from partita.server.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
 from partita.solvers import (
     BayesianGradient,
     ConjugateGradient,

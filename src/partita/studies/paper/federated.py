@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import check_one_of
-from partita.damping import Damping, Optimiser
 from partita.datasets import split
 from partita.families import Family
+from partita.foundation.checks import check_one_of
 from partita.metrics import classification
 from partita.models import Network
 from partita.predictive import expected_response
-from partita.run import events, evidence
-from partita.schedules import Asynchronous, OnePass, Schedule, Synchronous
+from partita.server.damping import Damping, Optimiser
+from partita.server.run import events, evidence
+from partita.server.schedules import Asynchronous, OnePass, Schedule, Synchronous
 from partita.solvers import Gradient, NaturalGradient, Solver
 from partita.studies.committee import split_prior
 from partita.studies.images import Images

@@ -17,11 +17,11 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.families import MeanField
 from partita.families.gaussian import MeanFieldMoments
+from partita.foundation.runtime import Array, on_host, precision
 from partita.gp.kernels import SquaredExponential
 from partita.gp.likelihoods import Probit
 from partita.gp.sparse import SparseGP
 from partita.gp.stream import PRIOR_SCALE, exponentials, mirrored
-from partita.runtime import Array, on_host, precision
 
 JITTER = np.asarray(1e-6)
 DRAWS = 4

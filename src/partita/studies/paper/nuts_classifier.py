@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita.foundation.runtime import precision
 from partita.gp.kernels import SquaredExponential
-from partita.runtime import precision
 from partita.studies.nuts import Plan, import_numpyro, sample_program
 
 JITTER = 1e-6

@@ -10,10 +10,10 @@ import numpy as np
 import scipy.optimize
 
 from partita import datasets
-from partita.checks import check_one_of
 from partita.estimators import StreamingGPRegressor
+from partita.foundation.checks import check_one_of
+from partita.foundation.runtime import precision
 from partita.gp.kernels import SquaredExponential
-from partita.runtime import precision
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.paper.streams import KEYS, Data, learn_batches, learn_numbers, scores
 from partita.studies.runner import Cell

@@ -6,8 +6,8 @@ from typing import Any
 from partita.expectations import LocalReparameterisation
 from partita.metrics import classification
 from partita.predictive import expected_response
-from partita.run import events
-from partita.schedules import Synchronous
+from partita.server.run import events
+from partita.server.schedules import Synchronous
 from partita.solvers import FixedPoint, Gradient, NaturalGradient, Solver
 from partita.studies.images import Images, decaying_adam
 from partita.studies.pages import Experiment, Presentation, choose_names

@@ -13,8 +13,8 @@ from partita.errors import InputError
 from partita.families import MeanField
 from partita.models import Network, prior_of
 from partita.result import Result
-from partita.run import partial_fit
-from partita.schedules import OnePass
+from partita.server.run import partial_fit
+from partita.server.schedules import OnePass
 from partita.solvers import Gradient
 from partita.studies.images import Images, decaying_adam
 from partita.studies.pages import Experiment, Presentation, choose_names

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from partita.checks import check_one_of, import_extra
+from partita.foundation.checks import check_one_of, import_extra
 from partita.studies.documents import Say, check_place
 
 # Each has a module here whose `draw` writes the picture to a file.

@@ -16,7 +16,7 @@ import numpy as np
 
 import partita as pt
 from partita.datasets import load_table
-from partita.runtime import precision
+from partita.foundation.runtime import precision
 from partita.studies.documents import Say, choose, write_sections
 from partita.studies.methods.problems import read_districts, read_seizures
 from partita.studies.nuts import Plan, import_numpyro, sample_program

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from partita.checks import import_extra
 from partita.errors import MissingExtra
+from partita.foundation.checks import import_extra
 
 
 def import_statsmodels() -> tuple[Any, Any]:

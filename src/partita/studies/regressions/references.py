@@ -15,7 +15,7 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 
-from partita.checks import import_extra
+from partita.foundation.checks import import_extra
 from partita.studies.regressions.sets import DataSet
 
 

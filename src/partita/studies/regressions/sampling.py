@@ -18,7 +18,7 @@ from scipy import stats
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from partita.checks import import_extra
+from partita.foundation.checks import import_extra
 from partita.studies.nuts import Plan, sample_until
 from partita.studies.regressions.references import Problem, Reference
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import import_extra
 from partita.errors import MissingData
+from partita.foundation.checks import import_extra
 from partita.studies.regressions.packages import find_package, import_pandas
 
 # Sites have these shares of the rows: unequal, and in the file's order, so that sites differ as the file does.

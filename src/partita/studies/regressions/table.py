@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 import partita as pt
-from partita.checks import check_one_of
+from partita.foundation.checks import check_one_of
 from partita.studies.documents import Say, check_place
 from partita.studies.nuts import load_or_sample
 from partita.studies.regressions.best_gaussian import FAMILIES, best_gaussian

@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from partita.engines import Engine
 from partita.errors import MalformedUpdate, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
-from partita.ledger import Ledger, Task, Update
-from partita.limits import Limits
-from partita.messages import Arrival, Notice, NoticeKind
-from partita.naming import SiteNames
+from partita.server.ledger import Ledger, Task, Update
+from partita.server.limits import Limits
+from partita.server.storage import Journal, reached
 from partita.solvers import Outcome
-from partita.storage import Journal, reached
+from partita.wire.messages import Arrival, Notice, NoticeKind
+from partita.wire.naming import SiteNames
 
 # Sizes that nobody can have meant: their sums and products are no numbers any more.
 LARGEST = 1e290

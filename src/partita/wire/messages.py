@@ -17,11 +17,11 @@ from safetensors import numpy as safetensors
 
 from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
-from partita.foreign import parse_json
-from partita.ledger import Task, Update
+from partita.foundation.foreign import parse_json
+from partita.foundation.text import clean
 from partita.models import Hyper
+from partita.server.ledger import Task, Update
 from partita.solvers import Outcome
-from partita.text import clean
 
 # How arrays may be made smaller on the wire, at the price of digits.
 Compression = Literal["none", "float16"]

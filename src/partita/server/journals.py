@@ -13,12 +13,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import get_args
 
-from partita import fields
 from partita.errors import CorruptStorage, RunMismatch, StorageError
-from partita.files import MOST_JOURNAL, check_size
-from partita.foreign import parse_object
-from partita.messages import Notice, NoticeKind
+from partita.foundation import fields
+from partita.foundation.files import MOST_JOURNAL, check_size
+from partita.foundation.foreign import parse_object
 from partita.telemetry import Row
+from partita.wire.messages import Notice, NoticeKind
 
 JOURNAL_FORMAT = 3
 SCHEMA = """

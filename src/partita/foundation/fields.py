@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from partita.text import clean
+from partita.foundation.text import clean
 
 Check = Callable[[Any, str], None]
 # Of whole numbers, so that they fit into 64 bits; and characters of a text.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from partita.moments import Moments
+from partita.foundation.moments import Moments
 
 # The share of a column's variance that others leave open, below which it follows from them; and the share of a column
 # in a sum, below which it is none of the terms.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partita.fields import number
+from partita.foundation.fields import number
 
 
 class Affine(NamedTuple):

@@ -29,8 +29,8 @@ from partita.families.cone import (
     rounding_floor,
     shifted,
 )
+from partita.foundation.runtime import same_structure
 from partita.models import Hyper
-from partita.runtime import same_structure
 
 # Where a smaller share of all changes would be left than this, each site has a share of its own.
 TOGETHER = 0.05

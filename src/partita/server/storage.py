@@ -20,24 +20,24 @@ import jax
 import numpy as np
 
 from partita._version import __version__
-from partita.archives import doubted as doubted
-from partita.archives import read_arrays as read_arrays
-from partita.archives import write_arrays as write_arrays
-from partita.archives import write_text as write_text
-from partita.descriptions import describe as describe
-from partita.descriptions import differences
 from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
-from partita.files import check_private, make_folder, open_private, read_json
-from partita.foreign import parse_json
-from partita.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
-from partita.journals import read_history as read_history
-from partita.journals import read_notices as read_notices
-from partita.journals import read_updates as read_updates
-from partita.ledger import Update
-from partita.messages import Arrival, Notice, NoticeKind, decoded_update, encoded_update, largest
+from partita.foundation.archives import doubted as doubted
+from partita.foundation.archives import read_arrays as read_arrays
+from partita.foundation.archives import write_arrays as write_arrays
+from partita.foundation.archives import write_text as write_text
+from partita.foundation.descriptions import describe as describe
+from partita.foundation.descriptions import differences
+from partita.foundation.files import check_private, make_folder, open_private, read_json
+from partita.foundation.foreign import parse_json
+from partita.foundation.text import clean
+from partita.server.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
+from partita.server.journals import read_history as read_history
+from partita.server.journals import read_notices as read_notices
+from partita.server.journals import read_updates as read_updates
+from partita.server.ledger import Update
 from partita.telemetry import Row, to_json
-from partita.text import clean
+from partita.wire.messages import Arrival, Notice, NoticeKind, decoded_update, encoded_update, largest
 
 # Updates of more bytes are kept beside the database, which would write them twice.
 INLINE = 32_768

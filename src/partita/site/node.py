@@ -13,8 +13,8 @@ from typing import Any, Self, get_args
 
 from partita.errors import EngineError, StorageError, reason
 from partita.federation.keys import read_key
-from partita.text import clean
-from partita.wire import RECORD, Question
+from partita.foundation.text import clean
+from partita.wire.names import RECORD, Question
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from partita.checks import check_count, check_not_negative, check_positive, check_share
-from partita.damping.policies import Proposal, Tempering
 from partita.errors import InputError
 from partita.families import Family, MeanField
+from partita.foundation.checks import check_count, check_not_negative, check_positive, check_share
+from partita.server.damping.policies import Proposal, Tempering
 
 # How many moves count as recent.
 RECENT = 5

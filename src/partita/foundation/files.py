@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from partita.foreign import parse_object
+from partita.foundation.foreign import parse_object
 
 # For the owner alone, whatever the umask.
 FOLDER, FILE = 0o700, 0o600

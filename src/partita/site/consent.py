@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import MalformedMessage, PolicyRefusal
-from partita.federation.policy import Policy
-from partita.fields import Check, anything, entries, fields, text, whole
-from partita.files import MOST_SETTINGS, read_json, replace_file
-from partita.foreign import parse_object
-from partita.wire import Question
+from partita.foundation.fields import Check, anything, entries, fields, text, whole
+from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
+from partita.foundation.foreign import parse_object
+from partita.site.policy import Policy
+from partita.wire.names import Question
 
 # Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
 PINNED = ("columns", "model", "solver", "hyper", "seed")

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from partita.checks import check_count, check_not_negative, check_share
-from partita.fields import anything, fields, one_of
+from partita.foundation.checks import check_count, check_not_negative, check_share
+from partita.foundation.fields import anything, fields, one_of
 
 
 class Board:

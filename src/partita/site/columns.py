@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from partita.errors import InputError, ShardError
-from partita.fields import anything, fields, items, maybe, text
-from partita.moments import Moments
+from partita.foundation.fields import anything, fields, items, maybe, text
+from partita.foundation.moments import Moments
 
 # Rows that tell how large values are; how much larger or smaller a batch may be.
 FEW, FAR = 10, 100.0

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.files import make_folder
+from partita.foundation.files import make_folder
 
 # NumPy's or JAX's: densities, data and messages can be made of either.
 Array = Any

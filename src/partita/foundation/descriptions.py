@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partita.text import clean
+from partita.foundation.text import clean
 
 # Places where two descriptions differ that are told, and characters of each value.
 MOST_TOLD, MOST_SHOWN = 5, 60

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 import optax
 
-from partita.checks import check_positive
 from partita.errors import InputError
 from partita.families import Family, inner
-from partita.ledger import Update
+from partita.foundation.checks import check_positive
+from partita.foundation.runtime import on_host, precision
 from partita.models import AbstractModel, Hyper
-from partita.runtime import on_host, precision
+from partita.server.ledger import Update
 
 
 @dataclass(frozen=True)

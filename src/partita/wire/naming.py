@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita.errors import InputError, SiteError
-from partita.text import clean
+from partita.foundation.text import clean
 
 
 @dataclass(frozen=True)

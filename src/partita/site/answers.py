@@ -12,18 +12,18 @@ from partita.datasets import read_columns
 from partita.engines.base import Worker, loaded
 from partita.errors import EngineError, InputError, MalformedMessage
 from partita.families import Family
-from partita.federation.consent import Consent
 from partita.federation.folders import SiteSettings, read_site
 from partita.federation.recipe import Columns, Recipe
-from partita.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
+from partita.foundation.text import clean
 from partita.models import prior_of
 from partita.models.base import prior_shapes
-from partita.naming import SiteNames
 from partita.predictive import scaled_columns
-from partita.run import prepared
+from partita.server.run import prepared
 from partita.shards import padded_together
-from partita.text import clean
-from partita.wire import Question
+from partita.site.consent import Consent
+from partita.wire.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
+from partita.wire.names import Question
+from partita.wire.naming import SiteNames
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
 CANNOT = "cannot answer; its own log says why"

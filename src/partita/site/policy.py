@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from partita.checks import check_count
 from partita.errors import PolicyRefusal
+from partita.foundation.checks import check_count
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.checks import check_count, check_positive
 from partita.errors import StaleUpdate
 from partita.families import Family
 from partita.families.cone import is_surely_inside
-from partita.ledger import Update, rows_of, scaled
-from partita.runtime import precision
+from partita.foundation.checks import check_count, check_positive
+from partita.foundation.runtime import precision
+from partita.server.ledger import Update, rows_of, scaled
 
 # Where less of an update can be taken, none of it is, and it counts as a strike.
 STRIKE = 1e-3

@@ -12,27 +12,27 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.accounting import Evidence, Tally, inner_product
-from partita.columns import Columns, arrange_together
-from partita.damping import Damping, Optimiser, Proposal, Tempering, as_damping
 from partita.engines import Engine, InProcess, Job, Worker, all_loaded
 from partita.errors import InputError, NotFinite, Stalled
 from partita.expectations import Expectation, choose
 from partita.families import Family, inner
-from partita.hyper import HyperLearner, LearnHyper
-from partita.inbox import Inbox
-from partita.ledger import Ledger, SharedLedger, Task, Update, product, scaled
-from partita.limits import STRIKE, Limits, Trust, divergence
-from partita.messages import Notice
+from partita.foundation.runtime import on_host, precision
 from partita.models import AbstractModel, Hyper, check_like, prior_of
-from partita.naming import SiteNames, choose_names
 from partita.result import Result
-from partita.runtime import on_host, precision
-from partita.schedules import Board, OnePass, Schedule, Synchronous
+from partita.server.accounting import Evidence, Tally, inner_product
+from partita.server.damping import Damping, Optimiser, Proposal, Tempering, as_damping
+from partita.server.hyper import HyperLearner, LearnHyper
+from partita.server.inbox import Inbox
+from partita.server.ledger import Ledger, SharedLedger, Task, Update, product, scaled
+from partita.server.limits import STRIKE, Limits, Trust, divergence
+from partita.server.schedules import Board, OnePass, Schedule, Synchronous
+from partita.server.storage import Journal, describe, reached, write_names
 from partita.shards import Shard
+from partita.site.columns import Columns, arrange_together
 from partita.solvers import FixedPoint, NaturalGradient, Outcome, Solver
-from partita.storage import Journal, describe, reached, write_names
 from partita.telemetry import Callback, Event
+from partita.wire.messages import Notice
+from partita.wire.naming import SiteNames, choose_names
 
 BUDGETS = ("passes", "rounds", "updates")
 # Of what sites propose: if less can be taken, the run goes nowhere.

@@ -1,0 +1,1 @@
+"""What everything stands on and what knows nothing of inference: files, text, checks, precision, threads."""

@@ -1,0 +1,1 @@
+"""What crosses the wall between server and sites: tasks, updates, questions and answers, as bounded bytes."""
