@@ -5,7 +5,8 @@ import time
 import numpy as np
 
 from partita.families import Gaussian, MeanField
-from partita.server.ledger import Ledger, Update
+from partita.server.ledger import Ledger
+from partita.wire.tasks import Update
 
 FOLDS = 300
 

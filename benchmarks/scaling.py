@@ -13,8 +13,9 @@ import numpy as np
 
 import partita as pt
 from partita.families import MeanField
-from partita.server.ledger import Ledger, SharedLedger, Update
+from partita.server.ledger import Ledger, SharedLedger
 from partita.server.storage import Journal
+from partita.wire.tasks import Update
 
 REPEATS = 200
 

@@ -17,10 +17,11 @@ import numpy as np
 
 import partita as pt
 from benchmarks.scaling import resident
-from partita.engines import Job
 from partita.models import prior_of
-from partita.server.ledger import Ledger, Task, Update
+from partita.server.ledger import Ledger
+from partita.wire.job import Job
 from partita.wire.messages import Arrival, Compression, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.wire.tasks import Task, Update
 
 FOLDS, MANY = 10_000, 10_000
 

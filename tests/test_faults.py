@@ -22,12 +22,13 @@ import partita as pt
 from partita.errors import CorruptStorage, InputError, MalformedMessage, MalformedUpdate, Stalled, StorageError
 from partita.families import Gaussian, MeanField
 from partita.models import prior_of
-from partita.server.ledger import Ledger, Task, Update
+from partita.server.ledger import Ledger
 from partita.server.limits import Limits
 from partita.server.run import events
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import HEADER, Notice, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.wire.tasks import Task, Update
 
 ROOT = Path(__file__).parents[1]
 GENERATOR = np.random.default_rng(0)

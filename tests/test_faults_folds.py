@@ -13,7 +13,7 @@ import partita as pt
 from partita.engines import InProcess
 from partita.errors import Stalled
 from partita.families import Dirichlet, Gamma, Gaussian, Independent, MeanField, NormalGamma, NormalWishart, Product
-from partita.server.ledger import Ledger, SharedLedger, Update
+from partita.server.ledger import Ledger, SharedLedger
 from partita.server.limits import STRIKE, Limits, divergence
 from partita.server.run import events
 from partita.server.schedules import Asynchronous, OnePass, Priority, RandomOrder, Sequential, Synchronous
@@ -21,6 +21,7 @@ from partita.server.storage import read_notices
 from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import Notice
 from partita.wire.names import RECORD
+from partita.wire.tasks import Update
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(60, 2))

@@ -17,6 +17,7 @@ import partita as pt
 from partita.cli import app as commands
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError
+from partita.families.stacks import stacked
 from partita.federation import link
 from partita.federation.folders import held, new_federation, private, read_server, read_site
 from partita.federation.processes import logged
@@ -24,7 +25,7 @@ from partita.federation.state import logger, request
 from partita.models import prior_of
 from partita.server.damping import as_damping
 from partita.server.damping.policies import Proposal
-from partita.server.ledger import Ledger, stacked
+from partita.server.ledger import Ledger
 from partita.server.run import prepared
 from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent

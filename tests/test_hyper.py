@@ -46,7 +46,7 @@ def test_type_two_estimates_agree_with_the_direct_maximiser(data, schedule):
 def test_gradient_from_shares_is_the_gradient_of_the_marginal_likelihood(data):
     """At the optimal posterior for given hyperparameters (Section 2.2), by finite differences."""
     from partita.server.hyper import LearnHyper
-    from partita.server.ledger import Update
+    from partita.wire.tasks import Update
 
     model = pt.models.LinearRegression(features=6, noise=0.8, prior_scale=1.3, intercept=False)
     shards = pt.datasets.split(data, sites=3)

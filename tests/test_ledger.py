@@ -17,7 +17,8 @@ from partita.errors import (
 )
 from partita.families import Dirichlet, Gamma, Gaussian, MeanField
 from partita.families.cone import REACH
-from partita.server.ledger import TOGETHER, Ledger, SharedLedger, Update
+from partita.server.ledger import TOGETHER, Ledger, SharedLedger
+from partita.wire.tasks import Update
 
 SITES = 4
 PRIORS = {

@@ -15,6 +15,7 @@ from partita.errors import ConfigError, InputError
 from partita.foundation.checks import is_whole
 from partita.foundation.files import MOST_SETTINGS, read_file
 from partita.foundation.foreign import parse_toml
+from partita.foundation.plain import Row
 from partita.foundation.text import clean
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel
@@ -24,7 +25,6 @@ from partita.server.schedules import REGISTRY as SCHEDULES
 from partita.server.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
-from partita.telemetry import Row
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 
 from partita.families import Family
 from partita.foundation.checks import import_extra
+from partita.foundation.plain import Row
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper
 from partita.models.linear import LinearPredictor
 from partita.shards import Shard
-from partita.telemetry import Row
 
 CHAINS = 4
 

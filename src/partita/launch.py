@@ -13,6 +13,7 @@ from partita.formulas import regress
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
 from partita.formulas.tables import read_sites
+from partita.foundation.plain import Row
 from partita.models import AbstractModel
 from partita.predictive import expected_response
 from partita.report import write_report
@@ -21,7 +22,7 @@ from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
 from partita.server.run import fit
 from partita.server.storage import read_names
-from partita.telemetry import Callback, Every, Row
+from partita.telemetry import Callback, Every
 
 # A watch is called with the name of a fit and labels for its events, and gives those who listen.
 Watch = Callable[[str, Row], Sequence[Callback]]

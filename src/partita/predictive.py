@@ -11,10 +11,10 @@ import numpy as np
 from partita.errors import InputError
 from partita.expectations import hermite, normal_points
 from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
+from partita.foundation.plain import Row
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper, Predictor
 from partita.shards import as_numbers, check_rows
-from partita.telemetry import Row
 
 QUADRATURE_POINTS = 40
 

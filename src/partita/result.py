@@ -17,13 +17,13 @@ from partita.exchange import inference_data
 from partita.families import Family
 from partita.foundation.checks import check_count
 from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, text, whole
+from partita.foundation.plain import Row, plain
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper
 from partita.models.base import prior_shapes
 from partita.predictive import expected_response, predictive_std, scaled_columns
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.site.columns import Columns, arrange
-from partita.telemetry import Row, plain
 
 # Of a saved result, beside arrays. Hyperparameters are positive; JSON has no nan.
 ABOUT = fields(

@@ -1,6 +1,5 @@
 """Events of a run, and those who listen: history, metrics, progress bars, JSON lines."""
 
-import json
 import sys
 import threading
 import time
@@ -9,102 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
-import jax
-import numpy as np
-
 from partita.families import Family
 from partita.foundation.checks import check_count
+from partita.foundation.plain import Row, to_json
 from partita.foundation.text import clean
-from partita.models import Hyper
-from partita.server.accounting import SiteWork
-
-Row = dict[str, Any]
+from partita.server.events import Event
 
 # Seconds until the first line about progress where there is no bar, and from one to the next.
 FIRST_LINE, BETWEEN_LINES = 2.0, 5.0
 MOST_OF_LINE = 1000
-
-
-@dataclass(frozen=True)
-class Event:
-    """One fold: who contributed, how much of it was taken, and what it cost so far."""
-
-    fold: int
-    version: int
-    round: float
-    sites: tuple[int, ...]
-    # Of what damping asked for, the share of each site's change that was taken.
-    shares: tuple[float, ...]
-    wanted: float
-    taken_back: bool
-    staleness: int
-    # Of the posterior that the fold began with; and how far off that may be: not at all, if zero.
-    free_energy: float | None
-    free_energy_error: float | None
-    change: float
-    problems: tuple[str, ...]
-    seconds: float
-    clock: float
-    messages: int
-    bytes_down: int
-    bytes_up: int
-    # What each site's part of this fold took.
-    work: tuple[SiteWork, ...]
-    hyper: Hyper
-    posterior: Family
-    total: int
-    # Whether the schedule ends here because nothing moves any more.
-    settled: bool = False
-    replayed: bool = False
-    # Updates that were refused since the last fold, in words.
-    refused: tuple[str, ...] = ()
-    metrics: Row = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        return self.bytes_down + self.bytes_up
-
-    @property
-    def accepted(self) -> float:
-        """The share of their changes that was taken of most sites."""
-        return self.wanted * float(np.median(self.shares))
-
-    @property
-    def limited_by(self) -> int | None:
-        """The site of whose change the smallest share was taken; nobody, if all were taken whole."""
-        least = min(self.shares)
-        return self.sites[self.shares.index(least)] if least < 1 else None
-
-    def row(self) -> Row:
-        """A flat row of plain values; a fixed number of them, whatever the number of sites."""
-        return {
-            "fold": self.fold,
-            "version": self.version,
-            "total": self.total,
-            "round": self.round,
-            "site": self.sites[0] if len(self.sites) == 1 else None,
-            "sites": len(self.sites),
-            "wanted": self.wanted,
-            "accepted": self.accepted,
-            "damped": self.limited_by is not None,
-            "limited_by": self.limited_by,
-            "taken_back": self.taken_back,
-            "staleness": self.staleness,
-            "free_energy": self.free_energy,
-            "free_energy_error": self.free_energy_error,
-            "change": self.change,
-            "problems": len(self.problems),
-            "problem": self.problems[0] if self.problems else None,
-            "refused": len(self.refused),
-            "seconds": self.seconds,
-            "clock": self.clock,
-            "messages": self.messages,
-            "bytes": self.bytes,
-            "bytes_down": self.bytes_down,
-            "bytes_up": self.bytes_up,
-            **{f"hyper.{name}": value for name, value in self.hyper.items()},
-            **self.metrics,
-        }
 
 
 class Callback(Protocol):
@@ -282,21 +194,3 @@ def notice(words: str, quiet: bool = False) -> None:
     """A line on standard error for people to read."""
     with Progress(quiet=quiet, patient=True) as progress:
         progress.say(words)
-
-
-def to_json(row: Row) -> str:
-    """Plain JSON: numbers that are not finite become null."""
-    return json.dumps({key: plain(value) for key, value in row.items()}, allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    """Only what JSON knows."""
-    if isinstance(value, np.generic | np.ndarray | jax.Array):
-        value = np.asarray(value).tolist()
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -26,11 +26,11 @@ paper_studies = typer.Typer(help="The paper's experiments, with its plots.", no_
 
 def reproduce(experiment: Any, out: Path, json: bool, quiet: bool) -> None:
     """Run an experiment with a progress bar or JSON lines, then write its tables and pages."""
+    from partita.foundation.plain import to_json
     from partita.report.terminal import print_table
     from partita.studies.pages import write_pages
     from partita.studies.progress import Bar, Lines
     from partita.studies.runner import run_study
-    from partita.telemetry import to_json
 
     keep_programs()
     watch = Lines(sys.stdout, experiment.presentation.keys) if json else Bar(quiet)

@@ -24,10 +24,10 @@ def demo(
     json: Json = False,
 ) -> None:
     """Fit digits spread over ten sites, six ways, and write report.html."""
+    from partita.foundation.plain import to_json
     from partita.report import write_report
     from partita.report.terminal import print_table
     from partita.studies.demo import build_report, run_demo
-    from partita.telemetry import to_json
 
     keep_programs()
     with suppress_interrupt("nothing was kept; begin again with: partita demo") as look:
@@ -54,10 +54,10 @@ def run(
     json: Json = False,
 ) -> None:
     """Fit the model that a file describes, keep the run in a folder, and write its report."""
+    from partita.foundation.plain import to_json
     from partita.launch import prepare_run
     from partita.report.regression import tables
     from partita.report.terminal import print_table
-    from partita.telemetry import to_json
 
     keep_programs()
     folder = out or Path("runs") / config.stem
@@ -86,9 +86,9 @@ def report(folder: RunFolder, json: Json = False) -> None:
 
 def show_report(folder: Path, json: bool) -> None:
     """Write the page of one run, and print its summary."""
+    from partita.foundation.plain import to_json
     from partita.launch import write_run_report
     from partita.report.terminal import print_table
-    from partita.telemetry import to_json
 
     words, row, page = write_run_report(folder)
     if json:
@@ -106,10 +106,10 @@ def watch(
     json: Json = False,
 ) -> None:
     """Look at a run while it goes on: its report, live, in a browser on this machine or here."""
+    from partita.foundation.plain import to_json
     from partita.launch import follow_run
     from partita.report.live import served
     from partita.report.terminal import watch as watch_here
-    from partita.telemetry import to_json
 
     follower = follow_run(folder)
     if not follower.has_begun:

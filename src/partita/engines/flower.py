@@ -9,15 +9,16 @@ from typing import Any, get_args
 
 import numpy as np
 
-from partita.engines.base import Job, read_answer
 from partita.errors import InputError, Stalled
 from partita.families import Family
 from partita.foundation.checks import check_one_of, check_positive, import_extra, is_whole
 from partita.foundation.text import clean
 from partita.models import Hyper, prior_of
-from partita.server.ledger import Task, Update
+from partita.server.completion import read_answer
+from partita.wire.job import Job
 from partita.wire.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
 from partita.wire.names import RECORD, Question
+from partita.wire.tasks import Task, Update
 
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from partita.engines.base import Job, Worker, all_loaded, completed, shard_digest
 from partita.errors import InputError
 from partita.families import Family
 from partita.models import Hyper
-from partita.server.ledger import Task
+from partita.server.completion import completed
+from partita.site.worker import Worker, all_loaded, shard_digest
+from partita.wire.job import Job
 from partita.wire.messages import Arrival
+from partita.wire.tasks import Task
 
 
 @dataclass

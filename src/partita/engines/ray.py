@@ -10,14 +10,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-from partita.engines.base import Job, Worker, loaded, read_answer, shard_digest
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.families import Family
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
 from partita.foundation.runtime import cache_compilation
 from partita.models import Hyper, prior_of
-from partita.server.ledger import Task
+from partita.server.completion import read_answer
 from partita.shards import Shard, capacities, padded
+from partita.site.worker import Worker, loaded, shard_digest
+from partita.wire.job import Job
 from partita.wire.messages import (
     Arrival,
     Compression,
@@ -28,6 +29,7 @@ from partita.wire.messages import (
     encoded_task,
     encoded_update,
 )
+from partita.wire.tasks import Task
 
 
 class Holder:

@@ -32,6 +32,7 @@ from partita.foundation.fields import (
     whole,
 )
 from partita.foundation.moments import Affine, Moments
+from partita.foundation.plain import Row, plain
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
 from partita.models.base import prior_shapes
 from partita.models.linear import LinearPredictor, to_units_of_data
@@ -47,7 +48,7 @@ from partita.shards import as_numbers, check_rows
 from partita.site.collinearity import describe_idle, find_idle
 from partita.site.columns import Columns, check_columns
 from partita.solvers import Solver
-from partita.telemetry import Progress, Row, plain
+from partita.telemetry import Progress
 
 # What a file says of an estimator. Its other settings are looked at by the model that they make.
 SETTINGS = fields(

@@ -73,7 +73,7 @@ def _serve(server: Any, metrics: int | None, quiet: bool, json: bool) -> None:
 
     from partita.federation.processes import serve as run
     from partita.federation.state import serve_metrics
-    from partita.telemetry import to_json
+    from partita.foundation.plain import to_json
 
     if not quiet and not json:
         typer.echo(f"server at {server.server.address}, for {', '.join(server.sites)}; Ctrl-C ends it", err=True)
@@ -114,7 +114,7 @@ class Watch:
         self._bar.__exit__(*error)
 
     def __call__(self, state: dict[str, Any]) -> None:
-        from partita.telemetry import to_json
+        from partita.foundation.plain import to_json
 
         ready = [site["site"] for site in state["sites"] if site["ready"]]
         missing = [site["site"] for site in state["sites"] if not site["ready"]]
@@ -177,7 +177,7 @@ def status(folder: Folder, json: Json = False) -> None:
     """How a federation is doing: sites, rounds, bytes."""
     from partita.federation.folders import read_server
     from partita.federation.state import barred, read_state
-    from partita.telemetry import to_json
+    from partita.foundation.plain import to_json
 
     server = read_server(folder)
     state, out = read_state(server), barred(server)

@@ -22,8 +22,8 @@ from partita.federation.folders import ServerFolder, SiteSettings, held, holder,
 from partita.federation.link import HERE
 from partita.federation.state import ENDED, logger, read_state
 from partita.foundation.files import open_private
+from partita.foundation.plain import Row
 from partita.site.node import Answer, Disconnected, Node, Record, Refused
-from partita.telemetry import Row
 from partita.wire.names import Question
 
 STOPPED = {"state": "stopped"}

@@ -15,6 +15,7 @@ from partita.config import Reader
 from partita.errors import ConfigError, InputError, MalformedMessage
 from partita.foundation.checks import check_count, is_number
 from partita.foundation.foreign import parse_object
+from partita.foundation.plain import Row
 from partita.models import REGISTRY, AbstractModel
 from partita.server.hyper import LearnHyper
 from partita.server.run import prepared
@@ -23,7 +24,6 @@ from partita.server.schedules import Schedule
 from partita.server.storage import describe
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
-from partita.telemetry import Row
 
 SECTIONS = ("columns", "model", "solver", "schedule", "hyper")
 KEYS = ("damping", "seed")

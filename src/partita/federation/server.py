@@ -10,8 +10,9 @@ from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, held, holder, read_server
 from partita.federation.keys import canonical_key, read_public_key
 from partita.federation.state import Requests, State, about, logger, write_state
+from partita.foundation.plain import Row
+from partita.server.events import Event
 from partita.server.run import fit
-from partita.telemetry import Event, Row
 
 # Seconds that are waited for an earlier server, which is about to find out that it is not wanted any more.
 PATIENCE = 30.0

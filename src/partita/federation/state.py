@@ -17,10 +17,10 @@ from partita.federation.folders import ServerFolder, holder
 from partita.federation.recipe import check_names
 from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
 from partita.foundation.files import make_folder, open_private, read_json, replace_file
+from partita.foundation.plain import Row, plain, to_json
 from partita.foundation.text import clean
 from partita.report.loopback import LoopbackHandler, LoopbackServer
 from partita.server.storage import read_notices
-from partita.telemetry import Row, plain, to_json
 from partita.wire.messages import MOST_REASON, Notice
 
 State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from partita.engines import Engine
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.weights_and_noise import DEGREES
@@ -33,6 +32,7 @@ from partita.server.damping import Damping
 from partita.server.run import fit
 from partita.server.schedules import Schedule, Synchronous
 from partita.telemetry import Callback, in_units, notice, with_progress
+from partita.wire.engine import Engine
 
 ROUNDS, SETTLED = 100, 1e-7
 

@@ -10,7 +10,7 @@ from partita.formulas.design import COUNTS, FAMILIES, MOST_COLUMNS, Counts, Desi
 from partita.formulas.language import Parsed, parse_terms
 from partita.formulas.tables import Column
 from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
-from partita.telemetry import Row, plain
+from partita.foundation.plain import Row, plain
 
 NUMBERS = ("target_centre", "target_unit", "prior_scale", "noise_scale")
 # Of a stored formula, which has been written out already: a term for each column at least.

@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from partita.errors import CorruptStorage, PartitaError, RunMismatch, StorageError, reason
+from partita.foundation.digests import content_digest
 from partita.foundation.files import check_size, replace_file
 from partita.foundation.foreign import parse_object
+from partita.foundation.plain import Row
 from partita.foundation.text import clean
-from partita.telemetry import Row
-from partita.wire.messages import content_digest
 
 FORMAT = 1
 # Bytes of a saved result, which has to fit into memory too. Arrays are as large as the file says that it is, so there

@@ -19,8 +19,9 @@ from partita.foundation.moments import Affine
 from partita.foundation.runtime import Array, on_host, precision
 from partita.gp.sparse import Batch, Factor, Sites, SparseGP, Step, Whitened, greedy
 from partita.gp.whitened import for_each
-from partita.server.ledger import Ledger, Update
+from partita.server.ledger import Ledger
 from partita.shards import rounded
+from partita.wire.tasks import Update
 
 # Capacities for points begin here: every one is compiled for, which takes longer than a few more points do.
 SMALLEST = 128

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from partita.foundation.plain import Row
 from partita.foundation.text import clean
-from partita.telemetry import Row
 
 # Okabe and Ito's colours, told apart by most people, darkened or lightened until they stand out from the page.
 COLOURS = ("#0072b2", "#d55e00", "#008a63", "#b0568a", "#2f89c5", "#a87400")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import CorruptStorage, InputError
+from partita.foundation.plain import Row
 from partita.report.charts import Curve, Picture, bars, calibration_picture
 from partita.report.measures import read_measures
 from partita.report.page import Report
@@ -18,7 +19,6 @@ from partita.report.posterior import posterior_picture
 from partita.report.regression import read_regression, with_regression
 from partita.result import load
 from partita.server.storage import read_arrays, read_history, read_updates
-from partita.telemetry import Row
 
 BOUNDS = ("free_energy", "log_evidence")
 SCORES = ("error", "nll", "ece", "rmse", "smse")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from partita.errors import InputError, StorageError
+from partita.foundation.plain import to_json
 from partita.report.follower import Follower
 from partita.report.loopback import LoopbackHandler, LoopbackServer
 from partita.report.page import contents, page
-from partita.telemetry import to_json
 
 # Seconds between looks at the folder, and between signs of life.
 LOOK, SIGN = 1.0, 2.0

@@ -12,12 +12,12 @@ from scipy.special import ndtri
 from partita.errors import CorruptStorage, InputError
 from partita.foundation.fields import entries, fields, items, maybe, number, text, whole
 from partita.foundation.files import read_json
+from partita.foundation.plain import Row, to_json
 from partita.metrics import reliability
 from partita.predictive import expected_response
 from partita.report.charts import Calibration
 from partita.result import Result
 from partita.server.storage import write_text
-from partita.telemetry import Row, to_json
 
 LEVELS = np.arange(1, 20) / 20
 # Up to rounding.

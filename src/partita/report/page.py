@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from partita.foundation.plain import Row, plain, to_json
 from partita.foundation.text import clean
 from partita.report.charts import AXES, CHARTS, COLOURS, DASHES, LABELS, ON_DARK, Chart, Curve, Picture, plotly_text
 from partita.server.storage import write_text
-from partita.telemetry import Row, plain, to_json
 
 # Rows of a curve that are drawn; screens have no more columns.
 MOST_ROWS = 1500

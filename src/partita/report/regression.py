@@ -12,11 +12,11 @@ from partita.errors import CorruptStorage
 from partita.formulas import Regression, compare
 from partita.formulas.regression import RATIOS
 from partita.foundation.files import read_json
+from partita.foundation.plain import Row, to_json
 from partita.report.charts import Calibration, Picture, bars, calibration_picture, interval_picture
 from partita.report.page import Report
 from partita.report.page import shown as text
 from partita.server.storage import write_text
-from partita.telemetry import Row, to_json
 
 FILE = "regression.json"
 RATIO_COLUMNS = (*RATIOS.values(), "ratio low", "ratio high")

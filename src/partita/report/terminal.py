@@ -10,11 +10,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from partita.foundation.plain import Row
 from partita.foundation.text import clean
 from partita.report.charts import LABELS
 from partita.report.follower import Follower
 from partita.report.page import shown
-from partita.telemetry import MOST_OF_LINE, Progress, Row
+from partita.telemetry import MOST_OF_LINE, Progress
 
 LOOK = 1.0
 # Columns of a table in a file or a pipe.

@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.families import Family
 from partita.models import Hyper
-from partita.server.ledger import Task, Update
+from partita.wire.tasks import Task, Update
 
 # Of how many reports it is known how far off the first order was; and how many times that the bound is.
 KEPT, SAFETY = 3, 5.0

@@ -19,7 +19,7 @@ from partita.families import Family, inner
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import on_host, precision
 from partita.models import AbstractModel, Hyper
-from partita.server.ledger import Update
+from partita.wire.tasks import Update
 
 
 @dataclass(frozen=True)

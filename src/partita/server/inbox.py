@@ -5,14 +5,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from partita.engines import Engine
 from partita.errors import MalformedUpdate, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
-from partita.server.ledger import Ledger, Task, Update
+from partita.server.ledger import Ledger
 from partita.server.limits import Limits
 from partita.server.storage import Journal, reached
 from partita.solvers import Outcome
+from partita.wire.engine import Engine
 from partita.wire.messages import Arrival, Notice, NoticeKind
 from partita.wire.naming import SiteNames
+from partita.wire.tasks import Task, Update
 
 # Sizes that nobody can have meant: their sums and products are no numbers any more.
 LARGEST = 1e290

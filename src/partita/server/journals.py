@@ -17,7 +17,7 @@ from partita.errors import CorruptStorage, RunMismatch, StorageError
 from partita.foundation import fields
 from partita.foundation.files import MOST_JOURNAL, check_size
 from partita.foundation.foreign import parse_object
-from partita.telemetry import Row
+from partita.foundation.plain import Row
 from partita.wire.messages import Notice, NoticeKind
 
 JOURNAL_FORMAT = 3

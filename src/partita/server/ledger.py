@@ -10,9 +10,7 @@ all together, each site has its own share, so that one cannot hold back the othe
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,8 +27,10 @@ from partita.families.cone import (
     rounding_floor,
     shifted,
 )
+from partita.families.stacks import product, repeat, rows_of, scaled, stacked, sums_of_others
 from partita.foundation.runtime import same_structure
 from partita.models import Hyper
+from partita.wire.tasks import Task, Update
 
 # Where a smaller share of all changes would be left than this, each site has a share of its own.
 TOGETHER = 0.05
@@ -42,94 +42,12 @@ RELIEF, FEW, HALVINGS = 2.0, 1 / 3, 10
 PROPORTION, LOST = 1e6, 1e-3
 
 
-@dataclass(frozen=True)
-class Task:
-    """Server → site: refine your factor, given what all the others believe.
-
-    `start` is where to begin, if not at the posterior; `anchor` an earlier posterior, for solvers of double loops.
-
-    With `message_only`, a site is asked for no more than its message at that place, which needs neither cavity nor
-    factor: then they are not sent.
-    """
-
-    site: int
-    version: int
-    cavity: Family
-    factor: Family
-    hyper: Hyper
-    start: Family | None = None
-    anchor: Family | None = None
-    message_only: bool = False
-
-    @property
-    def begin(self) -> Family:
-        """Where a refinement begins."""
-        return self.cavity * self.factor if self.start is None else self.start
-
-    @property
-    def sent(self) -> dict[str, Family]:
-        """The densities that a site has to be sent."""
-        if self.message_only:
-            return {"start": self.begin}
-        named = {"cavity": self.cavity, "factor": self.factor, "start": self.start, "anchor": self.anchor}
-        return {name: density for name, density in named.items() if density is not None}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(density.nbytes for density in self.sent.values()) + 8 * len(self.hyper)
-
-
-@dataclass(frozen=True)
-class Update:
-    """Site → server: how the factor should change (proposal / factor), and what was seen on the way.
-
-    The three expectations are under the density that the refinement started from.
-    """
-
-    site: int
-    version: int
-    change: Family
-    expected_log_prob: float
-    expected_log_factor: float = 0.0
-    expected_log_change: float = 0.0
-    steps: int = 0
-    outcome: int = 0
-    hyper_gradient: Hyper = field(default_factory=dict)
-    seconds: float = 0.0
-    finished_at: float = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        return self.change.nbytes + 8 * (4 + len(self.hyper_gradient))
-
-
-def stacked(families: Sequence[Any]) -> Any:
-    """Several trees of one shape as one tree with a leading axis; a view, if it is one."""
-    if len(families) == 1:
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], families[0])
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *families)
-
-
 def unchanged(changes: Family, factors: Family) -> Family:
     return changes
 
 
 def anywhere(posterior: Family) -> bool:
     return True
-
-
-def scaled(stack: Family, shares: Any) -> Family:
-    """Each row of a stack to the power of its own share."""
-    shares = np.asarray(shares)
-    if np.all(shares == 1):
-        return stack
-
-    def rows(leaf: np.ndarray) -> np.ndarray:
-        # Nothing of what is too large to be a number is nothing.
-        weights = shares.reshape(-1, *[1] * (leaf.ndim - 1)).astype(leaf.dtype)
-        return np.where(weights == 0, 0, leaf * weights).astype(leaf.dtype)
-
-    return jax.tree.map(rows, stack)
 
 
 class Ledger:
@@ -511,7 +429,7 @@ class Ledger:
         def others(prior: np.ndarray, kept: np.ndarray, mine: np.ndarray) -> np.ndarray:
             factors = kept.copy()
             factors[list(sites)] = mine
-            return prior + _sums_of_others(factors)[list(sites)]
+            return prior + sums_of_others(factors)[list(sites)]
 
         return jax.tree.map(others, self.prior, self._factors, own)
 
@@ -561,11 +479,11 @@ class SharedLedger(Ledger):
         return (self.factor(0),) * self.sites
 
     def _own(self, sites: Sequence[int]) -> Family:
-        return _repeated((self.posterior / self.prior) ** (1 / self.sites), len(sites))
+        return repeat((self.posterior / self.prior) ** (1 / self.sites), len(sites))
 
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         share = 1 / self.sites
-        return _repeated(self.prior**share * posterior ** (1 - share), len(sites))
+        return repeat(self.prior**share * posterior ** (1 - share), len(sites))
 
     def _share(self, sites: list[int], changes: Family, total: Family) -> float:
         end = (self.posterior * total).cone()
@@ -596,36 +514,12 @@ def _exceed(sizes: Cone, usual: Cone) -> bool:
     return any(np.any(size > PROPORTION * known) for size, known in pairs)
 
 
-def _repeated(density: Family, number: int) -> Family:
-    """A stack of one density."""
-    return jax.tree.map(lambda a: np.repeat(np.asarray(a)[None], number, axis=0), density)
-
-
 def _check_prior(prior: Family) -> None:
     if not is_surely_inside(prior.cone()):
         raise ImproperDensity("prior: must be proper")
-
-
-def product(stack: Family) -> Family:
-    """The product of stacked densities."""
-    return jax.tree.map(lambda a: a[0] if len(a) == 1 else a.sum(axis=0), stack)
 
 
 def _is_finite(array: np.ndarray) -> bool:
     """A sum is quicker than a look at every number, and finite only if they all are."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.sum(array)) or np.all(np.isfinite(array)))
-
-
-def rows_of(stack: Family) -> list[Family]:
-    """Each row of a stack as a density of its own."""
-    leaves, structure = jax.tree.flatten(stack)
-    return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
-
-
-def _sums_of_others(stack: np.ndarray) -> np.ndarray:
-    """For every row the sum of all others, without subtracting: those before it plus those after it."""
-    before, after = np.zeros_like(stack), np.zeros_like(stack)
-    np.cumsum(stack[:-1], axis=0, out=before[1:])
-    after[:-1] = np.cumsum(stack[:0:-1], axis=0)[::-1]
-    return before + after

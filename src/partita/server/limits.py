@@ -10,9 +10,10 @@ import numpy as np
 from partita.errors import StaleUpdate
 from partita.families import Family
 from partita.families.cone import is_surely_inside
+from partita.families.stacks import rows_of, scaled
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import precision
-from partita.server.ledger import Update, rows_of, scaled
+from partita.wire.tasks import Update
 
 # Where less of an update can be taken, none of it is, and it counts as a strike.
 STRIKE = 1e-3

@@ -12,27 +12,33 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.engines import Engine, InProcess, Job, Worker, all_loaded
+from partita.engines import InProcess
 from partita.errors import InputError, NotFinite, Stalled
 from partita.expectations import Expectation, choose
 from partita.families import Family, inner
+from partita.families.stacks import product, scaled
 from partita.foundation.runtime import on_host, precision
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.server.accounting import Evidence, Tally, inner_product
 from partita.server.damping import Damping, Optimiser, Proposal, Tempering, as_damping
+from partita.server.events import Event
 from partita.server.hyper import HyperLearner, LearnHyper
 from partita.server.inbox import Inbox
-from partita.server.ledger import Ledger, SharedLedger, Task, Update, product, scaled
+from partita.server.ledger import Ledger, SharedLedger
 from partita.server.limits import STRIKE, Limits, Trust, divergence
 from partita.server.schedules import Board, OnePass, Schedule, Synchronous
 from partita.server.storage import Journal, describe, reached, write_names
 from partita.shards import Shard
 from partita.site.columns import Columns, arrange_together
+from partita.site.worker import Worker, all_loaded
 from partita.solvers import FixedPoint, NaturalGradient, Outcome, Solver
-from partita.telemetry import Callback, Event
+from partita.telemetry import Callback
+from partita.wire.engine import Engine
+from partita.wire.job import Job
 from partita.wire.messages import Notice
 from partita.wire.naming import SiteNames, choose_names
+from partita.wire.tasks import Task, Update
 
 BUDGETS = ("passes", "rounds", "updates")
 # Of what sites propose: if less can be taken, the run goes nowhere.

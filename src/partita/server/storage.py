@@ -30,14 +30,14 @@ from partita.foundation.descriptions import describe as describe
 from partita.foundation.descriptions import differences
 from partita.foundation.files import check_private, make_folder, open_private, read_json
 from partita.foundation.foreign import parse_json
+from partita.foundation.plain import Row, to_json
 from partita.foundation.text import clean
 from partita.server.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
 from partita.server.journals import read_history as read_history
 from partita.server.journals import read_notices as read_notices
 from partita.server.journals import read_updates as read_updates
-from partita.server.ledger import Update
-from partita.telemetry import Row, to_json
 from partita.wire.messages import Arrival, Notice, NoticeKind, decoded_update, encoded_update, largest
+from partita.wire.tasks import Update
 
 # Updates of more bytes are kept beside the database, which would write them twice.
 INLINE = 32_768

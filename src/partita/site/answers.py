@@ -9,7 +9,6 @@ import numpy as np
 
 from partita._version import __version__
 from partita.datasets import read_columns
-from partita.engines.base import Worker, loaded
 from partita.errors import EngineError, InputError, MalformedMessage
 from partita.families import Family
 from partita.federation.folders import SiteSettings, read_site
@@ -21,6 +20,7 @@ from partita.predictive import scaled_columns
 from partita.server.run import prepared
 from partita.shards import padded_together
 from partita.site.consent import Consent
+from partita.site.worker import Worker, loaded
 from partita.wire.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
 from partita.wire.names import Question
 from partita.wire.naming import SiteNames

@@ -8,6 +8,7 @@ import numpy as np
 
 from partita import datasets
 from partita.families import Family
+from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.models import SoftmaxRegression
 from partita.predictive import expected_response
@@ -19,7 +20,7 @@ from partita.server.run import fit
 from partita.server.schedules import Asynchronous, Schedule, Sequential, Synchronous
 from partita.solvers import FixedPoint
 from partita.studies.committee import split_prior
-from partita.telemetry import Callback, Every, Row
+from partita.telemetry import Callback, Every
 
 SITES = 10
 ROUNDS = 40

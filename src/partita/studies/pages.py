@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.foundation.checks import check_one_of
+from partita.foundation.plain import Row
 from partita.report import Chart, Picture, Report, write_report
 from partita.studies.runner import Cell
 from partita.studies.tables import curves, summary
-from partita.telemetry import Row
 
 KEYS = ("method", "setting", "seed", "round", "seconds", "messages", "bytes", "error", "nll", "ece", "free_energy")
 # The paper's charts: error and log likelihood, against time or communication.

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TextIO
 
+from partita.foundation.plain import Row, to_json
 from partita.studies.runner import Cell, Watch
-from partita.telemetry import Progress, Row, to_json
+from partita.telemetry import Progress
 
 
 def duration(seconds: float) -> str:

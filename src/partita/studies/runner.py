@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partita.errors import InputError
 from partita.foundation.files import MOST_TABLE, make_folder, read_file
-from partita.telemetry import Row, plain
+from partita.foundation.plain import Row, plain
 
 # Seconds that compiling the program of a cell takes, about.
 START_UP = 6.0

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from partita.foundation.plain import Row
 from partita.report import Curve
-from partita.telemetry import Row
 
 
 def curves(rows: Sequence[Row], setting: str) -> list[Curve]:

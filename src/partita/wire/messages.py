@@ -4,7 +4,6 @@ A message is one safetensors file. Its metadata say what it is; a SHA-256 of all
 pickled, and nothing is read beyond the size that arrays of the declared shapes need.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from safetensors import numpy as safetensors
 
 from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
+from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json
 from partita.foundation.text import clean
 from partita.models import Hyper
-from partita.server.ledger import Task, Update
 from partita.solvers import Outcome
+from partita.wire.tasks import Task, Update
 
 # How arrays may be made smaller on the wire, at the price of digits.
 Compression = Literal["none", "float16"]
@@ -213,12 +213,3 @@ def _numbers(arrays: Mapping[str, np.ndarray]) -> Sequence[float]:
     if numbers.dtype != np.float64 or numbers.shape != (len(NUMBERS),):
         raise ValueError(f"numbers: expected {len(NUMBERS)}, got {numbers.dtype} of shape {numbers.shape}")
     return numbers.tolist()
-
-
-def content_digest(arrays: Mapping[str, np.ndarray], text: str) -> str:
-    """Of arrays and what is said about them."""
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(arrays):
-        digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()

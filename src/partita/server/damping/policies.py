@@ -14,8 +14,8 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import Family
+from partita.families.stacks import scaled
 from partita.foundation.checks import check_share, is_number
-from partita.server.ledger import scaled
 
 # Falls of fewer nats say nothing: quadrature makes values and gradients disagree by as much near a fixed point.
 NEGLIGIBLE = 1e-6

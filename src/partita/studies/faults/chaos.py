@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from partita.engines import InProcess, Job
-from partita.engines.base import Worker, completed
+from partita.engines import InProcess
 from partita.errors import Stalled
 from partita.models import prior_of
-from partita.server.ledger import Task, Update
+from partita.server.completion import completed
+from partita.site.worker import Worker
+from partita.wire.job import Job
 from partita.wire.messages import Arrival, Notice, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.wire.tasks import Task, Update
 
 
 @dataclass

@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.errors import InputError, MissingData, MissingExtra
+from partita.foundation.plain import Row, to_json
 from partita.report.terminal import print_table
 from partita.result import Result
 from partita.server.run import fit
 from partita.studies.methods.problems import Problem
 from partita.studies.methods.table import TABLE, Method
-from partita.telemetry import Progress, Row, to_json
+from partita.telemetry import Progress
 
 
 def find_method(name: str) -> Method:

@@ -9,13 +9,13 @@ import numpy as np
 
 from partita import datasets
 from partita.estimators import StreamingGPClassifier
+from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.paper.pictures import beliefs, surfaces
 from partita.studies.paper.streams import Data, learn_batches
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_flops
-from partita.telemetry import Row
 
 KEYS = (
     "method",

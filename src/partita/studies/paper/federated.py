@@ -10,10 +10,12 @@ import numpy as np
 from partita.datasets import split
 from partita.families import Family
 from partita.foundation.checks import check_one_of
+from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.models import Network
 from partita.predictive import expected_response
 from partita.server.damping import Damping, Optimiser
+from partita.server.events import Event
 from partita.server.run import events, evidence
 from partita.server.schedules import Asynchronous, OnePass, Schedule, Synchronous
 from partita.solvers import Gradient, NaturalGradient, Solver
@@ -22,7 +24,6 @@ from partita.studies.images import Images
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_network
-from partita.telemetry import Event, Row
 
 SITES = 10
 SETTINGS = ("iid", "non-iid")

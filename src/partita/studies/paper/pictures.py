@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from partita.foundation.plain import Row
 from partita.report.charts import COLOURS, Picture, styled
-from partita.telemetry import Row
 
 
 def surfaces(rows: Sequence[Row]) -> Picture:

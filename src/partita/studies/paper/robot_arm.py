@@ -12,13 +12,13 @@ import scipy.optimize
 from partita import datasets
 from partita.estimators import StreamingGPRegressor
 from partita.foundation.checks import check_one_of
+from partita.foundation.plain import Row
 from partita.foundation.runtime import precision
 from partita.gp.kernels import SquaredExponential
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.paper.streams import KEYS, Data, learn_batches, learn_numbers, scores
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_flops
-from partita.telemetry import Row
 
 METHODS = ("private", "private-ml", "shared", "limited-memory")
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from partita.expectations import LocalReparameterisation
+from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.predictive import expected_response
 from partita.server.run import events
@@ -13,7 +14,6 @@ from partita.studies.images import Images, decaying_adam
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_network
-from partita.telemetry import Row
 
 BATCH = 200
 # The rates of each solver; the first did best after five epochs on validation data, with 200 units.

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from partita.estimators import StreamingGPRegressor
+from partita.foundation.plain import Row
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.paper.pictures import frames
 from partita.studies.paper.streams import KEYS, learn_batches, learn_numbers, scores
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_flops
-from partita.telemetry import Row
 
 METHODS = ("private", "shared")
 WORDS = {

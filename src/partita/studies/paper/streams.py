@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from partita.foundation.plain import Row
 from partita.metrics import intervals, regression
-from partita.telemetry import Row
 
 KEYS = ("method", "setting", "seed", "round", "seconds", "smse", "nlpd", "coverage", "points", "free_energy")
 

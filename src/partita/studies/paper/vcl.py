@@ -11,6 +11,7 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import MeanField
+from partita.foundation.plain import Row
 from partita.models import Network, prior_of
 from partita.result import Result
 from partita.server.run import partial_fit
@@ -20,7 +21,6 @@ from partita.studies.images import Images, decaying_adam
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_network
-from partita.telemetry import Row
 
 METHODS = ("vcl", "vcl-random-coreset", "vcl-k-centre-coreset", "coreset-only")
 SETTINGS = ("permuted", "split")

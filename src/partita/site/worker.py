@@ -1,73 +1,32 @@
-"""What carries tasks to sites and updates back, and the work that is the same wherever it is done."""
+"""The work of sites, wherever it is done: refining factors, sending messages, evaluating posteriors."""
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.errors import MalformedUpdate
 from partita.expectations import Expectation
 from partita.families import Family, inner
+from partita.families.stacks import stacked
+from partita.foundation.digests import content_digest
 from partita.foundation.runtime import Array, on_host, precision
 from partita.free_energy import LocalProblem
 from partita.models import AbstractModel, Hyper
-from partita.server.ledger import Task, Update, stacked
 from partita.shards import Shard, padded_together
-from partita.solvers import Outcome, Solver, SolverInfo
-from partita.wire.messages import Arrival, Notice, content_digest, decoded_update
-from partita.wire.naming import SiteNames
+from partita.solvers import Solver, SolverInfo
+from partita.wire.job import Job
+from partita.wire.tasks import Task, Update
 
 # Keys of evaluations, beside those of versions.
 EVALUATION = 2**31 - 1
 # Sites with more bytes of data than this are worked on one by one: a call costs little beside their
 # work, and copies of a stack would cost more.
 LARGE = 1_000_000
-
-
-@dataclass(frozen=True)
-class Job:
-    """What sites need to know before their first task."""
-
-    model: AbstractModel
-    solver: Solver
-    expectation: Expectation
-    seed: int
-    learns_hyper: bool
-    waits: bool
-    names: SiteNames = field(default_factory=SiteNames)
-
-
-class Engine(Protocol):
-    """Carries messages. `at` is the run's clock when tasks were handed out; real engines ignore it."""
-
-    def open(self, job: Job, shards: Sequence[Any]) -> None:
-        """Get ready, with every site's data checked where they are."""
-        ...
-
-    def digests(self) -> list[str]:
-        """What every site's data are, to tell them from others."""
-        ...
-
-    def submit(self, tasks: Sequence[Task], at: float) -> None: ...
-
-    def collect(self) -> list[Arrival]:
-        """Wait for at least one update, or for news of a site."""
-        ...
-
-    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
-        """E_q[log p(y_m | θ)] for every site that answers.
-
-        With the factors of all sites, which come where the job's solver `values_factor`: what it puts in that place.
-        """
-        ...
-
-    def close(self) -> None: ...
 
 
 def loaded(model: AbstractModel, site: int, shard: Any) -> Shard:
@@ -221,41 +180,6 @@ class Worker:
         return values
 
 
-def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
-    """What the ledger takes, from what sites answered: a message becomes the change that it means for the factor.
-
-    Done where the server is, which has the factors; for tasks of one kind that share one posterior.
-    """
-    if not tasks or not tasks[0].message_only:
-        return list(answers)
-    with precision(tasks[0].begin.dtype):
-        result = _changes(
-            tasks[0].begin,
-            _as_stack([task.factor for task in tasks]),
-            _as_stack([answer.change for answer in answers]),
-            np.array([answer.outcome != Outcome.NOT_FINITE for answer in answers]),
-        )
-        changes, of_factor, of_change = on_host(result)
-    return [
-        replace(
-            answer,
-            change=jax.tree.map(lambda a, i=i: a[i, ...], changes),
-            expected_log_factor=float(of_factor[i]),
-            expected_log_change=float(of_change[i]),
-        )
-        for i, answer in enumerate(answers)
-    ]
-
-
-def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
-    """What came over a wire for a task: an update, or word that its site sends what cannot be read."""
-    try:
-        (update,) = completed([task], [decoded_update(task.site, task.version, payload, like)])
-    except MalformedUpdate as error:
-        return Notice(task.site, "quarantined", error.problem)
-    return replace(update, finished_at=at)
-
-
 def _as_stack(families: Sequence[Family]) -> Family:
     return jax.tree.map(lambda a: a[None], families[0]) if len(families) == 1 else stacked(families)
 
@@ -349,19 +273,6 @@ def _message_sites(
         return found, info, (nothing, nothing), gradient
 
     return jax.lax.map(message, (shards, sites))
-
-
-@eqx.filter_jit
-def _changes(begin: Family, factors: Family, messages: Family, finite: Array) -> tuple[Family, Array, Array]:
-    """Of factors, to become messages; and the expectations of both under the density where they were evaluated."""
-    mean = begin.mean()
-
-    def change(args: tuple[Family, Family, Array]) -> tuple[Family, Array, Array]:
-        factor, message, good = args
-        found = jax.tree.map(lambda a: jnp.where(good, a, 0), message / factor)
-        return found, inner(factor, mean), inner(found, mean)
-
-    return jax.lax.map(change, (factors, messages, finite))
 
 
 @eqx.filter_jit

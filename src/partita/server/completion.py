@@ -1,0 +1,69 @@
+"""What a site's message means for its factor: done where the server is, which has the factors."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partita.errors import MalformedUpdate
+from partita.families import Family, inner
+from partita.families.stacks import stacked
+from partita.foundation.runtime import Array, on_host, precision
+from partita.solvers import Outcome
+from partita.wire.messages import Arrival, Notice, decoded_update
+from partita.wire.tasks import Task, Update
+
+
+def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
+    """What the ledger takes, from what sites answered: a message becomes the change that it means for the factor.
+
+    Done where the server is, which has the factors; for tasks of one kind that share one posterior.
+    """
+    if not tasks or not tasks[0].message_only:
+        return list(answers)
+    with precision(tasks[0].begin.dtype):
+        result = _changes(
+            tasks[0].begin,
+            _as_stack([task.factor for task in tasks]),
+            _as_stack([answer.change for answer in answers]),
+            np.array([answer.outcome != Outcome.NOT_FINITE for answer in answers]),
+        )
+        changes, of_factor, of_change = on_host(result)
+    return [
+        replace(
+            answer,
+            change=jax.tree.map(lambda a, i=i: a[i, ...], changes),
+            expected_log_factor=float(of_factor[i]),
+            expected_log_change=float(of_change[i]),
+        )
+        for i, answer in enumerate(answers)
+    ]
+
+
+def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
+    """What came over a wire for a task: an update, or word that its site sends what cannot be read."""
+    try:
+        (update,) = completed([task], [decoded_update(task.site, task.version, payload, like)])
+    except MalformedUpdate as error:
+        return Notice(task.site, "quarantined", error.problem)
+    return replace(update, finished_at=at)
+
+
+def _as_stack(families: Sequence[Family]) -> Family:
+    return jax.tree.map(lambda a: a[None], families[0]) if len(families) == 1 else stacked(families)
+
+
+@eqx.filter_jit
+def _changes(begin: Family, factors: Family, messages: Family, finite: Array) -> tuple[Family, Array, Array]:
+    """Of factors, to become messages; and the expectations of both under the density where they were evaluated."""
+    mean = begin.mean()
+
+    def change(args: tuple[Family, Family, Array]) -> tuple[Family, Array, Array]:
+        factor, message, good = args
+        found = jax.tree.map(lambda a: jnp.where(good, a, 0), message / factor)
+        return found, inner(factor, mean), inner(found, mean)
+
+    return jax.lax.map(change, (factors, messages, finite))
