@@ -21,9 +21,10 @@ import numpy as np
 
 import partita as pt
 from partita.expectations import choose
+from partita.fitting import check_shards
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
-from partita.server.run import check_shards, choose_rest
+from partita.solvers.choice import choose_solver
 
 SIZES, SITES, ROWS, BATCH = (784, 200, 10), 10, 6000, 200
 ROUNDS = 12
@@ -50,7 +51,7 @@ class Bare:
     def __init__(self, model: pt.models.Network, shards: list, settings: dict[str, Any]):
         prior = prior_of(model, model.hyper)
         expectation = choose(model, prior, settings.get("expectation"))
-        solver, _ = choose_rest(expectation, settings.get("solver"), settings.get("damping", "auto"))
+        solver = choose_solver(expectation, settings.get("solver"))
         hyper = {name: jnp.asarray(value, model.dtype) for name, value in model.hyper.items()}
         cavity, self.factor, self.begin = jax.device_put((prior, prior**0, model.start))
         kept = jax.device_put(check_shards(model, shards))

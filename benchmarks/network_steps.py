@@ -23,9 +23,9 @@ import numpy as np
 
 import partita as pt
 from benchmarks.peer import Peer
+from partita.fitting import check_shards
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
-from partita.server.run import check_shards
 
 SIZES, ROWS, BATCH = (784, 200, 10), 6000, 200
 STEPS, TURNS, LEARNING_RATE, START_SCALE = 60, 9, 0.001, 0.05

@@ -21,10 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 import partita as pt
 from partita.errors import CorruptStorage, InputError, MalformedMessage, MalformedUpdate, Stalled, StorageError
 from partita.families import Gaussian, MeanField
+from partita.fitting import events
 from partita.models import prior_of
 from partita.server.ledger import Ledger
 from partita.server.limits import Limits
-from partita.server.run import events
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import HEADER, Notice, decoded_task, decoded_update, encoded_task, encoded_update
@@ -239,10 +239,10 @@ def test_06_a_full_disk_refuses_without_acknowledgement_and_reads_go_on(tmp_path
         if place == "before commit" and len(seen) == 3:
             raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(pt.storage, "failpoint", full)
+    monkeypatch.setattr(pt.server.storage, "failpoint", full)
     with pytest.raises(StorageError, match="full; it was not acknowledged"):
         fit(run_dir=tmp_path, callbacks=[lambda event: seen.append(event.fold)])
-    assert len(pt.storage.read_history(tmp_path)) == 3
+    assert len(pt.server.storage.read_history(tmp_path)) == 3
     monkeypatch.undo()
     assert fit(run_dir=tmp_path, resume=True).fingerprint == CLEAN
 

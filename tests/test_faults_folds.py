@@ -13,9 +13,9 @@ import partita as pt
 from partita.engines import InProcess
 from partita.errors import Stalled
 from partita.families import Dirichlet, Gamma, Gaussian, Independent, MeanField, NormalGamma, NormalWishart, Product
+from partita.fitting import events
 from partita.server.ledger import Ledger, SharedLedger
 from partita.server.limits import STRIKE, Limits, divergence
-from partita.server.run import events
 from partita.server.schedules import Asynchronous, OnePass, Priority, RandomOrder, Sequential, Synchronous
 from partita.server.storage import read_notices
 from partita.studies.faults.chaos import Chaos
@@ -454,11 +454,11 @@ def test_24_the_divergence_of_a_fold_is_within_the_limit(prior, size):
         prior = PRIORS["Gamma"]
     for seed in range(4):
         for number in (1, 4):
-            trust, ledger = pt.limits.Trust(Limits(change=1.0)), Ledger(prior, 4)
+            trust, ledger = pt.server.limits.Trust(Limits(change=1.0)), Ledger(prior, 4)
             changes = [random_change(prior, 10 * seed + i, size) for i in range(number)]
 
             def temper(stack, _, trust=trust, ledger=ledger, number=number):
-                return pt.ledger.scaled(stack, trust.shares(list(range(number)), ledger.posterior, stack))
+                return pt.families.stacks.scaled(stack, trust.shares(list(range(number)), ledger.posterior, stack))
 
             before = ledger.posterior
             allowed = lambda new, before=before, trust=trust: trust.allows(before, new)  # noqa: E731
@@ -539,7 +539,7 @@ SHORT = (
 
 @pytest.mark.parametrize("schedule", SHORT)
 def test_25_sites_that_fail_every_task_stall_a_run(schedule, monkeypatch):
-    monkeypatch.setattr(pt.inbox, "FRUITLESS", 20)
+    monkeypatch.setattr(pt.server.inbox, "FRUITLESS", 20)
     with pytest.raises(Stalled, match="tasks in a row came to nothing.*cannot read its table"):
         fit(Failing(), schedule)
 

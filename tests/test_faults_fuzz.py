@@ -39,6 +39,7 @@ from partita.federation.keys import read_public_key
 from partita.federation.processes import stop
 from partita.federation.recipe import Recipe
 from partita.federation.state import Requests, prometheus, read_state, write_state
+from partita.fitting import prepare
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
 from partita.formulas.tables import read_sites, read_table
@@ -47,8 +48,8 @@ from partita.foundation.foreign import parse_json, parse_toml
 from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
 from partita.server import storage
-from partita.server.run import prepared
 from partita.server.schedules import Synchronous
+from partita.server.settings import Settings
 from partita.site.consent import Consent
 from partita.site.policy import Policy
 
@@ -341,7 +342,6 @@ def write_csv(path):
 
 
 def use_config(path):
-
     wanted = read_config(path)
     if wanted.regression is not None:
         return
@@ -349,15 +349,15 @@ def use_config(path):
     model = build_model(wanted, inputs, targets)
     parts = wanted.partition
     shards = split((inputs, targets), parts.sites, parts.how, concentration=parts.concentration, seed=wanted.seed)
-    prepared(
-        model,
-        shards,
+    settings = Settings(
         solver=wanted.solver,
         schedule=wanted.schedule,
         damping=wanted.damping,
         hyper=wanted.hyper,
         seed=wanted.seed,
-    ).job()
+    )
+    run, _ = prepare(model, shards, settings)
+    run.job()
 
 
 def of_config(folder):

@@ -26,7 +26,6 @@ from partita.models import prior_of
 from partita.server.damping import as_damping
 from partita.server.damping.policies import Proposal
 from partita.server.ledger import Ledger
-from partita.server.run import prepared
 from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent
 from partita.wire.messages import encoded_question, encoded_task
@@ -200,7 +199,7 @@ def test_15_half_an_answer_or_nonsense_holds_up_nobody_else(server, monkeypatch,
     grid, recipe = kind(), server.recipe
     engine = Flower(grid, recipe.greeting, minimum=1, timeout=3.0, patience=4.0, gather=0.1, poll=0.01)
     try:
-        engine.open(prepared(recipe.model, ["a", "b"], **recipe.settings).job(), ["a", "b"])
+        engine.open(recipe.job, ["a", "b"])
         assert [peer.ready for peer in engine.peers] == [True, False]
         assert problem in engine.peers[1].problem
     finally:

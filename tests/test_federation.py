@@ -18,10 +18,10 @@ from partita.federation.commands import Watch
 from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
 from partita.federation.recipe import Recipe
 from partita.federation.state import Requests, prometheus, read_state, request, write_state
+from partita.fitting import prepare
 from partita.models import prior_of
 from partita.report.posterior import in_units, intervals
 from partita.server.ledger import Ledger
-from partita.server.run import prepared
 from partita.server.schedules import Board
 from partita.site.answers import Site, read_table
 from partita.wire.messages import decoded_update, encoded_question, encoded_task
@@ -72,8 +72,8 @@ def test_a_site_answers_as_it_would_in_process(server, folder):
     (task,) = Ledger(prior, 2).dispatch([1], model.hyper)
     payload = site.answer("refine", {**greeting, "payload": encoded_task(task)})["payload"]
     update = decoded_update(1, 0, payload, prior)
-    run = prepared(model, [(X, Y)], **recipe.settings)
-    run.engine.open(run.job(), run.shards)
+    run, shards = prepare(model, [(X, Y)], recipe.settings)
+    run.engine.open(run.job(), shards)
     run.engine.submit(run.ledger.dispatch([0], model.hyper), 0.0)
     (there,) = run.engine.collect()
     for a, b in zip(update.change.__dict__.values(), there.change.__dict__.values(), strict=True):

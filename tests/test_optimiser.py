@@ -13,9 +13,10 @@ from partita.expectations import ClosedForm, GaussHermite, GaussNewton
 from partita.models import Network
 from partita.server.damping import Auto, Fixed, Optimiser, Proposal
 from partita.server.damping.optimiser import Pairs
-from partita.server.run import choose_rest
 from partita.server.schedules import Asynchronous, Synchronous
+from partita.server.settings import choose_damping
 from partita.solvers import FixedPoint, Gradient
+from partita.solvers.choice import choose_solver
 
 NOISE = 0.5
 
@@ -110,6 +111,10 @@ def test_full_gaussians_are_refused():
 
 
 def test_what_is_left_open_fits_the_expectation():
+    def choose_rest(expectation, given, damping):
+        solver = choose_solver(expectation, given)
+        return solver, choose_damping(expectation, solver, damping)
+
     solver, damping = choose_rest(GaussNewton(), None, "auto")
     assert (solver, damping) == (FixedPoint(steps=1, step_size=1.0), Optimiser())
     for expectation in (GaussHermite(), ClosedForm()):

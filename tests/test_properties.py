@@ -11,9 +11,10 @@ from jax.flatten_util import ravel_pytree
 import partita as pt
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField, inner
+from partita.fitting import check_shards, evidence, prepare
 from partita.free_energy import LocalProblem
 from partita.models import LogisticRegression, ProbitRegression, prior_of
-from partita.server.run import check_shards, evidence
+from partita.server.loop import iterate
 from partita.server.schedules import OnePass, Sequential, Synchronous
 from partita.solvers import FixedPoint, MomentMatching
 
@@ -23,7 +24,7 @@ ROWS = 18
 
 @pytest.fixture(autouse=True)
 def in_double_precision():
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         yield
 
 
@@ -84,9 +85,9 @@ def test_property_1_a_local_free_energy_is_a_divergence_from_the_tilted_distribu
 @pytest.mark.parametrize("schedule", [Sequential(passes=2), Synchronous(rounds=3), OnePass()])
 def test_property_2_the_posterior_is_prior_times_factors_after_every_step(data, schedule):
     parts = shards(data)
-    run = pt.run.prepared(MODEL, parts, schedule=schedule)
-    run.engine.open(run.job(), run.shards)
-    for event in pt.run.iterate(run):
+    run, arranged = prepare(MODEL, parts, options={"schedule": schedule})
+    run.engine.open(run.job(), arranged)
+    for event in iterate(run):
         product = run.ledger.prior
         for site in range(len(parts)):
             product = product * run.ledger.factor(site)
@@ -233,7 +234,7 @@ def test_property_7_one_shared_factor_is_stochastic_global_inference(data, solve
     parts = shards(data, ROWS)[:6]
     share = 0.3
     damping = 1.0 if isinstance(solver, FixedPoint) else share
-    result = pt.fit(MODEL, parts, solver=solver, schedule=OnePass(), damping=damping, shared=True)
+    result = pt.fit(MODEL, parts, solver=solver, schedule=OnePass(), damping=damping, custody="shared")
     q = prior = prior_of(MODEL, MODEL.hyper)
     for shard in check_shards(MODEL, parts):
         problem = LocalProblem(MODEL, GaussHermite(40), q, shard, {"prior_scale": 2.0})

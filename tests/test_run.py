@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.engines import base
 from partita.models import prior_of
+from partita.site import worker
 from partita.studies.faults.chaos import Chaos
 
 
@@ -261,7 +261,7 @@ def test_a_fit_that_learns_nothing_from_a_site_is_no_fit():
     with pytest.raises(pt.errors.NotFinite, match="site 1: its log likelihood is nan"):
         pt.fit(model, [np.ones(3), np.array([1.0, 3.0])], schedule=pt.schedules.OnePass())
     with pytest.raises(pt.errors.NotFinite, match="site 1"):
-        pt.run.evidence(model, [np.ones(3), np.array([1.0, 3.0])], prior)
+        pt.evidence(model, [np.ones(3), np.array([1.0, 3.0])], prior)
     assert pt.fit(model, [np.ones(3)], schedule=pt.schedules.OnePass()).log_evidence == 0
 
 
@@ -348,10 +348,12 @@ def test_large_sites_are_worked_on_one_by_one_with_the_same_result(many, monkeyp
     """Sites of three sizes, two of which are padded alike."""
     shards = [*many[:4], (many[4][0][:9], many[4][1][:9]), tuple(np.concatenate([a] * 300) for a in many[5])]
     stacked = pt.fit(MODEL, shards, schedule=schedule)
-    monkeypatch.setattr(base, "LARGE", 0)
-    sizes, refine = [], base.Worker._refine_stack
+    monkeypatch.setattr(worker, "LARGE", 0)
+    sizes, refine = [], worker.Worker._refine_stack
     monkeypatch.setattr(
-        base.Worker, "_refine_stack", lambda self, shape, tasks: sizes.append(len(tasks)) or refine(self, shape, tasks)
+        worker.Worker,
+        "_refine_stack",
+        lambda self, shape, tasks: sizes.append(len(tasks)) or refine(self, shape, tasks),
     )
     alone = pt.fit(MODEL, shards, schedule=schedule)
     assert sizes == [1] * (24 if isinstance(schedule, pt.schedules.Synchronous) else 12)
@@ -370,8 +372,8 @@ def test_free_energies_of_a_shared_factor_are_exact_where_the_likelihood_is_conj
     shards = [(X[i::3], X[i::3] @ [1.0, -1.0]) for i in range(3)]
     model = pt.models.LinearRegression(features=2, noise=1.0)
     seen = []
-    for event in pt.events(model, shards, schedule=schedule, shared=True):
-        seen.append((event.free_energy, pt.run.evidence(model, shards, event.posterior)))
+    for event in pt.events(model, shards, schedule=schedule, custody="shared"):
+        seen.append((event.free_energy, pt.evidence(model, shards, event.posterior)))
     known = [(reported, before) for (_, before), (reported, _) in pairwise(seen) if reported is not None]
     assert len(known) >= 3
     for reported, before in known:

@@ -21,7 +21,7 @@ import pytest
 
 import partita as pt
 from partita.errors import CorruptStorage, InputError, RunMismatch, StorageError
-from partita.server.run import prepared
+from partita.fitting import finish, prepare
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 from partita.server.storage import INLINE, describe, read_arrays, read_history, write_arrays
 
@@ -56,7 +56,7 @@ RUNS = {
     },
     "hyper": {"schedule": Synchronous(rounds=8), "hyper": pt.LearnHyper()},
     "hyper-asynchronous": {"schedule": Asynchronous(updates=20), "speeds": SPEEDS, "hyper": pt.LearnHyper()},
-    "shared": {"schedule": Asynchronous(updates=20), "speeds": SPEEDS, "shared": True},
+    "shared": {"schedule": Asynchronous(updates=20), "speeds": SPEEDS, "custody": "shared"},
 }
 every_run = pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 
@@ -356,12 +356,12 @@ def test_a_run_that_is_under_way_is_not_touched(run_dir):
 
 def test_a_full_database_is_not_acknowledged_and_can_be_resumed(run_dir):
     settings = {"schedule": Synchronous(rounds=50)}
-    run = prepared(MODEL, make_shards(), engine=pt.engines.InProcess(), **settings)
-    run.engine.open(run.job(), run.shards)
+    run, shards = prepare(MODEL, make_shards(), options=settings)
+    run.engine.open(run.job(), shards)
     journal = run.journal(run_dir, resume=False)
     journal._database.execute("PRAGMA max_page_count = 12")
     with closing(journal), pytest.raises(StorageError, match=r"journal.sqlite.*full") as caught:
-        run.finish((), journal)
+        finish(run, (), journal)
     assert not isinstance(caught.value, CorruptStorage)
     folds = len(read_history(run_dir))
     assert 0 < folds < 50

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
         StreamingGPClassifier,
         StreamingGPRegressor,
     )
+    from partita.fitting import events, evidence, fit, partial_fit
     from partita.formulas import Regression, compare, regress
     from partita.models import Model, from_numpyro
     from partita.result import Result, load
     from partita.server import damping, hyper, schedules
     from partita.server.hyper import LearnHyper
     from partita.server.limits import Limits
-    from partita.server.run import events, evidence, fit, partial_fit
 
 _MODULES = {
     "damping": "partita.server.damping",
@@ -70,12 +70,12 @@ _NAMES = {
     "StreamingGPClassifier": "partita.estimators",
     "StreamingGPRegressor": "partita.estimators",
     "compare": "partita.formulas",
-    "events": "partita.server.run",
-    "evidence": "partita.server.run",
-    "fit": "partita.server.run",
+    "events": "partita.fitting",
+    "evidence": "partita.fitting",
+    "fit": "partita.fitting",
     "from_numpyro": "partita.models",
     "load": "partita.result",
-    "partial_fit": "partita.server.run",
+    "partial_fit": "partita.fitting",
     "regress": "partita.formulas",
 }
 

@@ -9,6 +9,7 @@ from partita.config import Config, build_model, feature_names, load_data, read_c
 from partita.datasets import split
 from partita.errors import StorageError
 from partita.federation.folders import FEDERATION, read_server
+from partita.fitting import fit
 from partita.formulas import regress
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
@@ -20,7 +21,6 @@ from partita.report import write_report
 from partita.report.follower import Follower
 from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
-from partita.server.run import fit
 from partita.server.storage import read_names
 from partita.telemetry import Callback, Every
 

@@ -73,7 +73,7 @@ def test_a_likelihood_is_averaged_over_what_the_points_leave_open(power):
     values = -np.logaddexp(0, -(0.7 + np.sqrt(0.5) * nodes))
     weights = weights / weights.sum()
     expected = weights @ values if power == 0 else np.log(weights @ np.exp(power * values)) / power
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         assert float(model.pointwise(np.float64(0.7), np.array([1.0, 0.5]), {})) == pytest.approx(expected, abs=1e-9)
 
 

@@ -65,7 +65,7 @@ def test_with_few_points_the_bound_is_the_collapsed_one():
     X, y = one_dimensional()
     stream = streamed([(X, y)], dataclasses.replace(FIXED, points_per_batch=5))
     Z, params = stream.points, KERNEL.initial(1)
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         Kzz, Kzx = (np.asarray(KERNEL.cross(params, Z, other)) for other in (Z, X))
     Q = Kzx.T @ np.linalg.solve(Kzz, Kzx)
     bound = (
@@ -124,14 +124,14 @@ def test_factors_of_batches_are_those_of_a_ledger():
     ledger = stream.ledger()
     assert ledger.sites == 3
     whitened = stream.gp
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         q = whitened.posterior(stream.params, stream.factor, stream.jitter)
     B = np.asarray(q.L_B[0]) @ np.asarray(q.L_B[0]).T
     np.testing.assert_allclose(ledger.posterior.precision, B, rtol=1e-7, atol=1e-7)
     shift = np.asarray(q.L_B[0]) @ np.asarray(q.half[0])
     np.testing.assert_allclose(ledger.posterior.precision_times_location, shift, rtol=1e-6, atol=1e-6)
     # Its cavity is what the stream is without that batch.
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         left = whitened.posterior(stream.params, stream.without(2).factor, stream.jitter)
     np.testing.assert_allclose(
         ledger.cavity(2).precision, np.asarray(left.L_B[0]) @ np.asarray(left.L_B[0]).T, rtol=1e-6, atol=1e-6
@@ -212,7 +212,7 @@ def test_one_row_against_quadrature(likelihood):
     stream = streamed([(np.zeros((1, 1)), np.array([y]))], learning, likelihood=likelihood)
 
     def joint(f, power=0):
-        with pt.runtime.precision(np.float64):
+        with pt.foundation.runtime.precision(np.float64):
             log = float(likelihood.log_prob(likelihood.initial(), np.float64(f), np.float64(y)))
         return f**power * np.exp(log) * stats.norm.pdf(f, 0, np.sqrt(1.3))
 
@@ -241,7 +241,7 @@ def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
     )
     gp, batch = SparseGP(kernels.Matern32(variance, 0.8), likelihood), padded(X, y[None])
     stream = Stream.begin(gp, dataclasses.replace(FIXED, points_per_batch=20), 1)
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         step, _ = stream._placed(batch)
         step = step._replace(jitter=1e-9)
 
@@ -279,7 +279,7 @@ def test_logistic_processes_are_logistic_regressions_on_whitened_features():
     labels = (y > 0).astype(float)
     stream = streamed([(X, labels)], likelihood=likelihoods.Logit())
     params = KERNEL.initial(1)
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         L = np.linalg.cholesky(np.asarray(KERNEL.gram(params, X)) + 1e-9 * np.eye(20))
     model = pt.models.LogisticRegression(features=20, intercept=False, prior_scale=1.0)
     result = pt.fit(model, [(L, labels)], schedule=pt.schedules.Synchronous(rounds=30))

@@ -10,7 +10,7 @@ from sklearn.decomposition import NMF
 import partita as pt
 from partita.errors import InputError, ShardError
 from partita.families import Gamma
-from partita.server.run import evidence
+from partita.fitting import evidence
 from partita.server.schedules import Sequential
 from partita.solvers import FixedPoint
 
@@ -33,7 +33,7 @@ def test_with_one_known_pattern_the_bound_is_the_exact_evidence():
     """One pattern: weights are conjugate, and the bound is tight."""
     model = pt.models.PoissonFactorisation(3, 1, row_shape=1.3, row_rate=0.4)
     pattern, rows = np.array([[0.5, 2.0, 1.0]]), np.array([[1.0, 3.0, 0.0], [0.0, 0.0, 2.0]])
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         bound = np.asarray(model.log_prob(pattern, rows, {}))
     for row, value in zip(rows, bound, strict=True):
         exact, _ = scipy.integrate.quad(
@@ -58,7 +58,7 @@ def test_bounds_never_fall_and_partitions_agree():
 
 def test_patterns_explain_counts_about_as_well_as_the_best_factorisation():
     q = fitted([COUNTS], 25).posterior
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         shape, rate = MODEL.weights(q.mean(), COUNTS)
     ours = np.asarray(shape / rate) @ np.asarray(q.shape / q.rate)
     best = NMF(4, beta_loss="kullback-leibler", solver="mu", max_iter=2000, init="random", random_state=0).fit(COUNTS)
@@ -71,7 +71,7 @@ def test_patterns_explain_counts_about_as_well_as_the_best_factorisation():
 def test_the_bound_is_below_what_draws_say():
     q = Gamma.from_shape_rate(np.full((4, 64), 3.0), np.full((4, 64), 2.0))
     generator = np.random.default_rng(0)
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         bound = np.asarray(MODEL.expected_log_prob(q.mean(), COUNTS[:3], {}))
     patterns = generator.gamma(3.0, 0.5, (2000, 4, 64))
     weights = generator.gamma(MODEL.row_shape, 1 / MODEL.row_rate, (2000, 4))

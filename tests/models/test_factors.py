@@ -9,7 +9,7 @@ from sklearn.decomposition import FactorAnalysis as Reference
 
 import partita as pt
 from partita.errors import InputError, ShardError
-from partita.server.run import evidence
+from partita.fitting import evidence
 from partita.server.schedules import Sequential
 from partita.solvers import FixedPoint
 
@@ -51,7 +51,7 @@ def test_sites_in_turn_end_where_all_rows_together_do(batch):
 
 
 def test_the_bound_is_below_the_exact_density_and_codes_are_its_best():
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         generator = np.random.default_rng(0)
         W, precision = generator.normal(size=(6, 3)), generator.gamma(5.0, 0.2, 6)
         certain = [

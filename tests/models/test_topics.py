@@ -12,7 +12,7 @@ import partita as pt
 from partita.errors import InputError, ShardError
 from partita.families import Dirichlet
 from partita.families.gamma import positive_digamma
-from partita.server.run import evidence
+from partita.fitting import evidence
 
 COUNTS = load_digits().data[:120]
 MODEL = pt.models.LatentDirichletAllocation(
@@ -54,7 +54,7 @@ def test_incremental_inference_never_loses_and_ends_no_worse_than_batch():
 
 def test_digamma_of_positive_numbers():
     x = np.geomspace(1e-6, 1e6, 2001)
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         gap = np.abs(np.asarray(positive_digamma(x)) - scipy.special.digamma(x))
     assert np.all(gap < 1e-12 * np.maximum(1, np.abs(scipy.special.digamma(x))))
 

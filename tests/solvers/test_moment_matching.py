@@ -12,8 +12,9 @@ from partita.engines.ray import Holder
 from partita.errors import InputError
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
+from partita.fitting import prepare
 from partita.free_energy import LocalProblem
-from partita.server.run import prepared
+from partita.server.settings import Settings
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 from partita.studies.methods import comparisons, problems
 from partita.wire.messages import encoded_question
@@ -93,7 +94,7 @@ def test_ep_is_that_of_the_textbook_and_close_to_exact():
 
 def test_sites_across_a_wire_are_asked_with_their_factors():
     result = run(PROBIT, ROWS, MomentMatching(), passes=2)
-    job = prepared(PROBIT, ROWS, solver=MomentMatching()).job()
+    job = prepare(PROBIT, ROWS, Settings(solver=MomentMatching()))[0].job()
     holder = Holder(job, dict(enumerate(ROWS)), None, "none")
     holder.prepare(dict.fromkeys(range(len(ROWS)), 1))
     asked = {m: encoded_question(result.posterior, result.hyper, t) for m, t in enumerate(result.factors)}
@@ -245,7 +246,7 @@ def test_gradients_of_divergences_have_the_same_fixed_points():
 def test_the_renyi_bound_from_draws_and_by_quadrature():
     """Of one row, both ways; and against a grid."""
     power = 0.7
-    with pt.runtime.precision(np.float64):
+    with pt.foundation.runtime.precision(np.float64):
         shard = PROBIT.shard(0, ROWS[0])
         cavity = Gaussian.from_moments(np.array([0.3, 0.1]), np.array([[1.0, 0.3], [0.3, 0.6]]))
         q = Gaussian.from_moments(np.array([0.5, 0.0]), np.array([[0.9, 0.2], [0.2, 0.7]]))

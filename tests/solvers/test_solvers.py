@@ -13,10 +13,10 @@ from scipy import optimize, special
 import partita as pt
 from partita.errors import InputError
 from partita.expectations import GaussHermite
+from partita.fitting import evidence
 from partita.foundation.runtime import on_host, precision
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
-from partita.server.run import evidence
 from partita.server.schedules import OnePass, Sequential
 from partita.solvers import (
     REGISTRY,

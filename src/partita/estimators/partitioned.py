@@ -17,6 +17,8 @@ from partita.errors import InputError, RunMismatch
 from partita.estimators.units import LINEAR_SLACK, NETWORK_SLACK, Units, converted, joint
 from partita.families import Family
 from partita.families.marginals import Marginals
+from partita.fitting import fit as fit_sites
+from partita.fitting import partial_fit as fit_batch
 from partita.foundation.fields import (
     Check,
     anything,
@@ -40,8 +42,6 @@ from partita.result import Result, unpacked
 from partita.server import schedules
 from partita.server.damping import Damping, as_damping
 from partita.server.hyper import LearnHyper
-from partita.server.run import fit as fit_sites
-from partita.server.run import partial_fit as fit_batch
 from partita.server.schedules import OnePass, Schedule, Synchronous
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.shards import as_numbers, check_rows

@@ -18,12 +18,14 @@ from partita.foundation.foreign import parse_object
 from partita.foundation.plain import Row
 from partita.models import REGISTRY, AbstractModel
 from partita.server.hyper import LearnHyper
-from partita.server.run import prepared
 from partita.server.schedules import REGISTRY as SCHEDULES
 from partita.server.schedules import Schedule
+from partita.server.settings import Settings
 from partita.server.storage import describe
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
+from partita.wire.job import Job
+from partita.wire.naming import SiteNames
 
 SECTIONS = ("columns", "model", "solver", "schedule", "hyper")
 KEYS = ("damping", "seed")
@@ -133,21 +135,21 @@ class Recipe:
             raise ConfigError(f"[model] {error}") from None
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What `fit` takes, beside the model and the sites."""
-        return {
-            "solver": self.solver,
-            "schedule": self.schedule,
-            "damping": self.damping,
-            "hyper": self.hyper,
-            "seed": self.seed,
-        }
+    def settings(self) -> Settings:
+        """How the run is done."""
+        return Settings(
+            solver=self.solver, schedule=self.schedule, damping=self.damping, hyper=self.hyper, seed=self.seed
+        )
+
+    @property
+    def job(self) -> Job:
+        """What sites need to know before their first task."""
+        return self.settings.choose(self.model).job(self.model, SiteNames())
 
     @cached_property
     def digest(self) -> str:
         """Of everything that decides what a site computes; the same only where the same code builds the same model."""
-        job = prepared(self.model, ["anywhere"], **self.settings).job()
-        return hashlib.sha256(json.dumps(describe(job), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(describe(self.job), sort_keys=True).encode()).hexdigest()
 
     @property
     def greeting(self) -> dict[str, str]:

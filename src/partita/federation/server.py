@@ -10,9 +10,9 @@ from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, held, holder, read_server
 from partita.federation.keys import canonical_key, read_public_key
 from partita.federation.state import Requests, State, about, logger, write_state
+from partita.fitting import fit
 from partita.foundation.plain import Row
 from partita.server.events import Event
-from partita.server.run import fit
 
 # Seconds that are waited for an earlier server, which is about to find out that it is not wanted any more.
 PATIENCE = 30.0
@@ -103,9 +103,7 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     result = fit(
         folder.recipe.model,
         folder.sites,
-        **folder.recipe.settings,
-        engine=engine,
-        limits=folder.limits,
+        replace(folder.recipe.settings, engine=engine, limits=folder.limits),
         run_dir=folder.run,
         resume=True,
         callbacks=[reporter],

@@ -13,6 +13,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.weights_and_noise import DEGREES
+from partita.fitting import fit
 from partita.formulas.comparison import Observed, check_same
 from partita.formulas.design import FAMILIES as FAMILIES
 from partita.formulas.design import Design, Rows, as_family, designed
@@ -29,7 +30,6 @@ from partita.models import (
     from_numpyro,
 )
 from partita.server.damping import Damping
-from partita.server.run import fit
 from partita.server.schedules import Schedule, Synchronous
 from partita.telemetry import Callback, in_units, notice, with_progress
 from partita.wire.engine import Engine

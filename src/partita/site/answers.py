@@ -17,7 +17,6 @@ from partita.foundation.text import clean
 from partita.models import prior_of
 from partita.models.base import prior_shapes
 from partita.predictive import scaled_columns
-from partita.server.run import prepared
 from partita.shards import padded_together
 from partita.site.consent import Consent
 from partita.site.worker import Worker, loaded
@@ -90,7 +89,7 @@ class Site:
             like = prior_of(recipe.model, recipe.model.hyper)
             X, y = read_table(settings, recipe.columns)
             settings.policy.check_rows(len(y))
-            job = prepared(recipe.model, [settings.name], **recipe.settings).job()
+            job = recipe.job
             with SiteNames((settings.name,)).told():
                 (shard,) = padded_together([loaded(job.model, 0, (X, y))])
             self._worker, self._like = Worker(job, {number: shard}), like

@@ -7,10 +7,11 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
+from partita.fitting import evidence, fit
 from partita.models import AbstractModel, prior_of
 from partita.result import Result
-from partita.server.run import check_seed, evidence, fit
 from partita.server.schedules import Synchronous
+from partita.server.settings import check_seed
 from partita.solvers import Solver
 
 COUNTED = ("seconds", "messages", "bytes", "bytes_down", "bytes_up")

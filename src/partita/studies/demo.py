@@ -8,6 +8,7 @@ import numpy as np
 
 from partita import datasets
 from partita.families import Family
+from partita.fitting import fit
 from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.models import SoftmaxRegression
@@ -16,7 +17,6 @@ from partita.report import Curve, Report
 from partita.report.charts import Calibration, calibration_picture, grouped_bars, label_picture
 from partita.report.measures import of_classes
 from partita.result import Result
-from partita.server.run import fit
 from partita.server.schedules import Asynchronous, Schedule, Sequential, Synchronous
 from partita.solvers import FixedPoint
 from partita.studies.committee import split_prior

@@ -18,11 +18,11 @@ import partita as pt
 from partita.datasets import split
 from partita.expectations import GaussNewton
 from partita.families import MeanField
+from partita.fitting import events
 from partita.free_energy import LocalProblem
 from partita.metrics import classification
 from partita.models import Network, prior_of
 from partita.predictive import expected_response
-from partita.server.run import events
 from partita.shards import padded
 from partita.solvers import NaturalGradient
 from partita.studies.documents import Say

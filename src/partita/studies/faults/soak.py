@@ -6,6 +6,7 @@ runs it.
 
 import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ import jax
 import numpy as np
 
 import partita as pt
-from partita.server.run import Run, iterate, prepared
+from partita.fitting import prepare
+from partita.server.loop import iterate
+from partita.server.run import Run
+from partita.server.settings import Settings
 from partita.studies.documents import Say
 from partita.studies.faults.chaos import Chaos
 
 SITES = 50
 
 
-def live(run: Run, folder: Path, folds: int) -> bool:
+def live(run: Run, shards: Sequence[Any], folder: Path, folds: int) -> bool:
     """Whether a run, or the rest of one, comes to its end within so many folds."""
-    run.engine.open(run.job(), run.shards)
+    run.engine.open(run.job(), shards)
     try:
         with run.journal(folder, resume=True) as journal:
             for number, event in enumerate(iterate(run, journal)):
@@ -48,13 +52,12 @@ def soak(say: Say, runs: int = 100, updates: int = 300) -> bool:
                 faults: dict[str, Any] = {
                     name: chance.uniform(0, 0.2) for name in ("loss", "duplicate", "crash", "leave")
                 }
-                run = prepared(
-                    pt.models.LogisticRegression(features=3),
-                    shards,
+                settings = Settings(
                     schedule=pt.schedules.Asynchronous(updates=updates),
                     engine=Chaos(seed=1000 * number + life, **faults),
                 )
-                if live(run, Path(place), chance.randrange(updates)):
+                run, arranged = prepare(pt.models.LogisticRegression(features=3), shards, settings)
+                if live(run, arranged, Path(place), chance.randrange(updates)):
                     complete += 1
                     break
             again = jax.tree.leaves(run.ledger.recomputed_posterior())

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.errors import InputError, MissingData, MissingExtra
+from partita.fitting import fit
 from partita.foundation.plain import Row, to_json
 from partita.report.terminal import print_table
 from partita.result import Result
-from partita.server.run import fit
 from partita.studies.methods.problems import Problem
 from partita.studies.methods.table import TABLE, Method
 from partita.telemetry import Progress
@@ -53,7 +53,7 @@ def run_method(row: Method) -> tuple[Problem, Result]:
         schedule=row.schedule,
         damping=row.damping,
         start=problem.start,
-        shared=row.shared,
+        custody=row.custody,
     )
     return problem, result
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from partita.expectations import MonteCarlo
+from partita.fitting import evidence, fit
 from partita.foundation.runtime import precision
 from partita.models import GaussianMixture, prior_of
 from partita.result import Result
-from partita.server.run import evidence, fit
 from partita.server.schedules import Sequential
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 from partita.studies.methods.problems import PARTS, Problem, each_row, rows_of

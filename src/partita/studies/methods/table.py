@@ -10,6 +10,7 @@ from typing import Any, Literal
 import optax
 
 from partita.server.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
+from partita.server.settings import Custody
 from partita.solvers import (
     BayesianGradient,
     ConjugateGradient,
@@ -26,7 +27,7 @@ Family = Literal["global", "local", "online", "power EP"]
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: a published method. With `shared` all sites have one factor.
+    """A row of the table: a published method. `custody` says who holds its factors.
 
     The difference that `check` finds has to be at most `tolerance`.
     """
@@ -42,7 +43,7 @@ class Method:
     schedule: Schedule
     _: KW_ONLY
     damping: float = 1.0
-    shared: bool = False
+    custody: Custody = "open"
     check: comparisons.Check
     tolerance: float
 
@@ -247,7 +248,7 @@ TABLE: tuple[Method, ...] = (
     Method(
         "li-2015", "power EP", "moment matching", "Li, Hernández-Lobato and Turner (2015)",
         "Stochastic power EP: one factor shared by all sites, row by row in random order.",
-        problems.probit, problems.each_row, MomentMatching(), RandomOrder(60), damping=0.2, shared=True,
+        problems.probit, problems.each_row, MomentMatching(), RandomOrder(60), damping=0.2, custody="shared",
         check=comparisons.grid_moments, tolerance=0.1,
     ),
     Method(

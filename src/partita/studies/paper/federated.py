@@ -9,6 +9,7 @@ import numpy as np
 
 from partita.datasets import split
 from partita.families import Family
+from partita.fitting import events, evidence
 from partita.foundation.checks import check_one_of
 from partita.foundation.plain import Row
 from partita.metrics import classification
@@ -16,7 +17,6 @@ from partita.models import Network
 from partita.predictive import expected_response
 from partita.server.damping import Damping, Optimiser
 from partita.server.events import Event
-from partita.server.run import events, evidence
 from partita.server.schedules import Asynchronous, OnePass, Schedule, Synchronous
 from partita.solvers import Gradient, NaturalGradient, Solver
 from partita.studies.committee import split_prior

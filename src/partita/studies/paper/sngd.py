@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from partita.expectations import LocalReparameterisation
+from partita.fitting import events
 from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.predictive import expected_response
-from partita.server.run import events
 from partita.server.schedules import Synchronous
 from partita.solvers import FixedPoint, Gradient, NaturalGradient, Solver
 from partita.studies.images import Images, decaying_adam

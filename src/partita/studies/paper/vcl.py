@@ -11,10 +11,10 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import MeanField
+from partita.fitting import partial_fit
 from partita.foundation.plain import Row
 from partita.models import Network, prior_of
 from partita.result import Result
-from partita.server.run import partial_fit
 from partita.server.schedules import OnePass
 from partita.solvers import Gradient
 from partita.studies.images import Images, decaying_adam

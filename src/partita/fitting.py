@@ -1,0 +1,290 @@
+"""Fits: from a model and the data of sites to a posterior, at once, step by step, or batch after batch."""
+
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import Any, Unpack
+
+from partita.engines import InProcess
+from partita.errors import InputError, NotFinite
+from partita.expectations import Expectation, choose
+from partita.families import Family
+from partita.foundation.plain import Row
+from partita.models import AbstractModel, Hyper, check_like, prior_of
+from partita.result import Result
+from partita.server.events import Event
+from partita.server.limits import divergence
+from partita.server.loop import iterate
+from partita.server.run import Run
+from partita.server.schedules import OnePass, Synchronous
+from partita.server.settings import Options, Settings, check_kinds, check_seed
+from partita.server.storage import Journal
+from partita.shards import Shard
+from partita.site.columns import Columns, arrange_together
+from partita.site.worker import Worker, all_loaded
+from partita.solvers import FixedPoint
+from partita.solvers.choice import SOLVES
+from partita.telemetry import Callback
+from partita.wire.job import Job
+from partita.wire.naming import choose_names
+
+# How often a batch of a stream is solved, until nothing moves any more.
+SETTLES = Synchronous(rounds=30, settled=1e-9)
+
+
+def fit(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    settings: Settings | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    factors: Sequence[Family] | None = None,
+    run_dir: str | os.PathLike | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[Options],
+) -> Result:
+    """Approximate one posterior from shards of data, by partitioned variational inference.
+
+    Args:
+        model: prior × likelihood.
+        shards: one per site, as the model takes them: `(X, y)` or `(X, y, weights)` for regressions; or functions that
+            load them, where the site is.
+        settings: how the run is done; `Settings()` if not given.
+        names: what errors, warnings and the history call sites; by default they are counted from 0.
+        factors: one per site to begin with, of an earlier result; flat ones, if not given.
+        run_dir: keep every update there, so that the run can be killed and resumed.
+        resume: carry on with the run in `run_dir`, if there is one.
+        callbacks: called with every event: `[pt.telemetry.Progress()]` shows how far it is.
+        options: fields of `Settings` that take precedence: solver, schedule, damping, engine, expectation, hyper,
+            start, custody, limits, seed.
+
+    Returns:
+        The posterior, the factors, the log evidence and the history.
+
+    >>> import partita as pt
+    >>> X = np.ones((4, 1)); y = np.array([1.0, 2.0, 3.0, 2.0])
+    >>> model = pt.models.LinearRegression(features=1, noise=1.0, intercept=False)
+    >>> result = fit(model, [(X[:2], y[:2]), (X[2:], y[2:])], schedule=pt.schedules.OnePass())
+    >>> result.posterior.location.round(6), result.posterior.scale.round(6)
+    (array([1.6]), array([0.447214]))
+    """
+    check_kinds(callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
+    if resume and run_dir is None:
+        raise InputError("resume: needs the run_dir of the run")
+    run, arranged = prepare(model, shards, settings, options, names, factors)
+    with ExitStack() as opened:
+        opened.enter_context(run.names.told())
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                opened.enter_context(callback)
+        run.engine.open(run.job(), arranged)
+        opened.callback(run.engine.close)
+        journal = None if run_dir is None else opened.enter_context(run.journal(run_dir, resume))
+        return replace(finish(run, callbacks, journal), columns=Columns(arrange_together(shards)[0]))
+
+
+def events(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    settings: Settings | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    factors: Sequence[Family] | None = None,
+    run_dir: str | os.PathLike | None = None,
+    resume: bool = False,
+    **options: Unpack[Options],
+) -> Iterator[Event]:
+    """The same run as `fit`, one event at a time: to stop, look or predict whenever you like.
+
+    Every event carries the posterior of that moment.
+    """
+    run, arranged = prepare(model, shards, settings, options, names, factors)
+    with ExitStack() as opened:
+        opened.enter_context(run.names.told())
+        run.engine.open(run.job(), arranged)
+        opened.callback(run.engine.close)
+        journal = None if run_dir is None else opened.enter_context(run.journal(run_dir, resume))
+        for event, _ in _recorded(run, journal):
+            yield event
+
+
+def prepare(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    settings: Settings | None = None,
+    options: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None,
+    factors: Sequence[Family] | None = None,
+) -> tuple[Run, Sequence[Any]]:
+    """A run whose parts have been checked, and chosen where they were left open; and its shards as sites take them."""
+    settings = (settings or Settings()).changed(options or {})
+    check_sites(model, shards)
+    called = choose_names(names, shards)
+    with called.told():
+        model, arranged = model.opened(arrange_together(shards)[1])
+    if factors is not None and settings.custody == "shared":
+        raise InputError("factors: with custody='shared' there is one for all sites; leave them out")
+    prior = prior_of(model, model.hyper)
+    own = None if factors is None else [check_like(prior, proper=False, factors=factor) for factor in factors]
+    engine = InProcess() if settings.engine is None else settings.engine
+    return Run(model, len(arranged), settings.choose(model), engine, called, own), arranged
+
+
+def _recorded(run: Run, journal: Journal | None, callbacks: Sequence[Callback] = ()) -> Iterator[tuple[Event, Row]]:
+    """Events with what callbacks add to them, as rows of history, which are kept where there is a journal."""
+    for event in iterate(run, journal):
+        for callback in callbacks:
+            event.metrics.update(callback(event) or {})
+        row = event.row()
+        if journal is not None:
+            journal.add_row(event.fold, row)
+        yield event, row
+
+
+def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None) -> Result:
+    """Run to the end, then ask every site for its share of the evidence at the final posterior."""
+    history, settled = [], False
+    for event, row in _recorded(run, journal, callbacks):
+        settled = event.settled
+        history.append(row)
+    log_probs = run.evaluate()
+    check_log_probs(log_probs)
+    _warn(run, history, settled)
+    ledger = run.ledger
+    values = [log_probs.get(site, math.nan) for site in range(ledger.sites)]
+    return Result(
+        model=run.model,
+        posterior=ledger.posterior,
+        prior=ledger.prior,
+        factors=ledger.factors(),
+        log_evidence=math.fsum(values) - divergence(ledger.posterior, ledger.prior),
+        expected_log_probs=tuple(values),
+        hyper=run.current_hyper,
+        history=history,
+        seed=run.settings.seed,
+    )
+
+
+def _warn(run: Run, history: Sequence[Row], settled: bool) -> None:
+    """Say aloud what about a finished run is in doubt."""
+    doubts = list(run.model.doubts(run.ledger.posterior))
+    if history and history[-1]["problem"] is not None:
+        doubts.insert(0, f"the last round had a problem: {history[-1]['problem']}")
+    elif run.settings.schedule.settles and not settled:
+        doubts.insert(
+            0,
+            "the run has not settled: what sites propose would still move the posterior; give it more rounds, or "
+            "a narrower prior, or fewer and larger sites",
+        )
+    for doubt in doubts:
+        warnings.warn(doubt, RuntimeWarning, stacklevel=4)
+
+
+def partial_fit(
+    state: AbstractModel | Result,
+    shard: Any,
+    settings: Settings | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **options: Unpack[Options],
+) -> Result:
+    """One more batch of a stream: the posterior so far is its prior, and its data need not be kept.
+
+    Starts from a model and goes on from results. Each batch adds a factor to `prior × ∏ factors`; the log evidence
+    is that of the whole stream, log p(y_1) + log p(y_2 | y_1) + …: each term is a lower bound given what is kept of the
+    batches before, so that the sum bounds nothing where that is not exact.
+
+    Hyperparameters stay what they are, unless `hyper` says to learn them: from this batch, beginning at those of the
+    last one, which keeps its factor. What earlier batches knew of them is `LearnHyper(prior=…)`.
+
+    Columns of frames are put in the order of the first batch's, by their names. A batch whose values are a hundred
+    times larger or smaller than all before it is said aloud. With schedule, solver and damping left open, the batch's
+    problem is solved at once, unless messages are noisy, or only directions, or hyperparameters are learnt.
+    """
+    model = state.model if isinstance(state, Result) else state
+    if isinstance(state, Result) and state.hyper != model.hyper:
+        model = model.with_hyper(state.hyper)
+    settings = (settings or Settings()).changed(options)
+    if is_solved_at_once(model, settings):
+        # Where a step overshoots, a solver that begins anew finds the way on.
+        once = {"schedule": OnePass()} if model.exact else {"schedule": SETTLES, "solver": SOLVES}
+        settings = settings.changed(once)
+    columns = state.columns if isinstance(state, Result) else Columns()
+    shard = columns.arrange(shard)
+    if not isinstance(state, Result):
+        return replace(fit(state, [shard], settings, callbacks=callbacks), columns=columns.after(shard))
+    step = fit(model.with_prior(state.posterior), [shard], settings, callbacks=callbacks)
+    return replace(
+        state,
+        posterior=step.posterior,
+        factors=(*state.factors, *step.factors),
+        log_evidence=state.log_evidence + step.log_evidence,
+        expected_log_probs=(*state.expected_log_probs, *step.expected_log_probs),
+        hyper=step.hyper,
+        history=[*state.history, *step.history],
+        seed=step.seed,
+        columns=columns.after(shard),
+    )
+
+
+def is_solved_at_once(model: AbstractModel, settings: Settings) -> bool:
+    """Whether one site's problem needs no rounds: nobody asks for some, messages are destinations, and not noisy."""
+    is_open = settings.schedule is None and settings.solver is None and settings.damping == "auto"
+    if not is_open or settings.hyper is not None or not isinstance(model, AbstractModel):
+        return False
+    chosen = choose(model, prior_of(model, model.hyper), settings.expectation)
+    return not (chosen.is_direction or chosen.stochastic)
+
+
+def evidence(
+    model: AbstractModel,
+    shards: Sequence[Any],
+    posterior: Family,
+    *,
+    expectation: Expectation | None = None,
+    hyper: Hyper | None = None,
+    seed: int = 0,
+) -> float:
+    """The global free energy of any posterior: a lower bound of log p(y), and equal to it where q is exact."""
+    check_sites(model, shards)
+    model, shards = model.opened(shards)
+    hyper = dict(model.hyper) if hyper is None else hyper
+    prior = prior_of(model, hyper)
+    check_like(prior, posterior=posterior)
+    checked = check_shards(model, shards)
+    chosen = choose(model, prior, expectation)
+    worker = Worker(Job(model, FixedPoint(), chosen, check_seed(seed), False, True), dict(enumerate(checked)))
+    log_probs = worker.evaluate(posterior, hyper)
+    check_log_probs(log_probs)
+    return math.fsum(log_probs.values()) - divergence(posterior, prior)
+
+
+def check_sites(model: AbstractModel, shards: Sequence[Any]) -> None:
+    """That there is a model, and a list of sites."""
+    if not isinstance(model, AbstractModel):
+        raise InputError(f"model: expected a model, got {type(model).__name__}")
+    if not isinstance(shards, Sequence) or isinstance(shards, str | bytes):
+        raise InputError(f"shards: expected a list with one entry per site, got {type(shards).__name__}")
+    if not shards:
+        raise InputError("shards: expected at least one site")
+
+
+def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
+    """Every site's data, checked before any work begins."""
+    check_sites(model, shards)
+    return all_loaded(model, shards)
+
+
+def check_log_probs(log_probs: Mapping[int, float]) -> None:
+    """What sites say of the posterior in the end: without a finite number, nothing was learnt from a site."""
+    for site, value in log_probs.items():
+        if not math.isfinite(value):
+            raise NotFinite(
+                site,
+                f"its log likelihood is {value} under the posterior: scale its data, look for values that cannot be, "
+                "or for where log_prob is not finite",
+            )

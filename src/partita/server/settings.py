@@ -1,0 +1,161 @@
+"""How a run is done, whatever its model and its sites: one frozen value, from which every face begins."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, TypedDict, get_args
+
+import numpy as np
+
+from partita.errors import InputError
+from partita.expectations import Expectation, choose
+from partita.families import Family
+from partita.foundation.checks import check_one_of
+from partita.models import AbstractModel, check_like, prior_of
+from partita.server.damping import Damping, Optimiser, as_damping
+from partita.server.hyper import LearnHyper
+from partita.server.limits import Limits
+from partita.server.schedules import Schedule, Synchronous
+from partita.solvers import FixedPoint, Solver
+from partita.solvers.choice import choose_solver
+from partita.wire.engine import Engine
+from partita.wire.job import Job
+from partita.wire.naming import SiteNames
+
+# Who holds the factors: the server, one for each site; or all sites together, as one.
+Custody = Literal["open", "shared"]
+
+
+class Options(TypedDict, total=False):
+    """The fields of `Settings`, as keyword arguments of those who start runs."""
+
+    solver: Solver | None
+    schedule: Schedule | None
+    damping: float | str | Damping
+    engine: Engine | None
+    expectation: Expectation | None
+    hyper: LearnHyper | None
+    start: Family | None
+    custody: Custody
+    limits: Limits | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is done. What is None is chosen to fit the model.
+
+    Args:
+        solver: how a site refines its factor.
+        schedule: who works next; synchronous rounds if not given.
+        damping: the share of a proposed change that is taken: a number, "1/M", "auto" or a policy.
+        engine: what carries tasks to sites; this process, if not given.
+        expectation: how E_q[log p] is computed.
+        hyper: learn hyperparameters by maximum likelihood.
+        start: where refinements of the untouched prior start; the model's own choice if not given.
+        custody: who holds the factors: "open", the server holds one for every site; "shared", there is one for all
+            sites together, each refining its share of it, so that the ledger does not grow with sites.
+        limits: what updates may do before they are held back, refused, or a site is not asked again.
+        seed: with the same seed, the same result.
+
+    >>> Settings(damping=0.5).changed({"seed": 1}).damping
+    0.5
+    """
+
+    solver: Solver | None = None
+    schedule: Schedule | None = None
+    damping: float | str | Damping = "auto"
+    engine: Engine | None = None
+    expectation: Expectation | None = None
+    hyper: LearnHyper | None = None
+    start: Family | None = None
+    custody: Custody = "open"
+    limits: Limits | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_kinds(
+            solver=(self.solver, Solver),
+            schedule=(self.schedule, Schedule),
+            expectation=(self.expectation, Expectation),
+            hyper=(self.hyper, LearnHyper),
+            limits=(self.limits, Limits),
+        )
+        check_one_of("", get_args(Custody), custody=self.custody)
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+    def changed(self, options: Mapping[str, Any]) -> Self:
+        """The same with these fields instead; an error that names what is meant, where there is no such field."""
+        known = [field.name for field in fields(self)]
+        for name in options:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+                raise InputError(f"{name}: is no setting of a run: {hint}")
+        return replace(self, **options)
+
+    def choose(self, model: AbstractModel) -> "Chosen":
+        """What was left open, chosen to fit a model."""
+        prior = prior_of(model, model.hyper)
+        expectation = choose(model, prior, self.expectation)
+        schedule = Synchronous() if self.schedule is None else self.schedule
+        solver = choose_solver(expectation, self.solver, once=schedule.once)
+        if schedule.holds > 1 and not solver.anchored:
+            raise InputError(
+                f"schedule: hold is for double loops: {type(solver).__name__} has none, use MomentMatching"
+            )
+        return Chosen(
+            solver=solver,
+            schedule=schedule,
+            damping=choose_damping(expectation, solver, self.damping),
+            expectation=expectation,
+            hyper=self.hyper,
+            start=model.start if self.start is None else check_like(prior, start=self.start),
+            custody=self.custody,
+            limits=Limits() if self.limits is None else self.limits,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Settings of which nothing is open any more; without the engine, which changes no result."""
+
+    solver: Solver
+    schedule: Schedule
+    damping: Damping
+    expectation: Expectation
+    hyper: LearnHyper | None
+    start: Family | None
+    custody: Custody
+    limits: Limits
+    seed: int
+
+    def job(self, model: AbstractModel, names: SiteNames) -> Job:
+        """What sites need to know before their first task."""
+        return Job(model, self.solver, self.expectation, self.seed, self.hyper is not None, self.schedule.waits, names)
+
+
+def choose_damping(expectation: Expectation, solver: Solver, damping: float | str | Damping) -> Damping:
+    """The policy that was asked for; "auto" is an optimiser where sites answer with one message that is a direction."""
+    one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
+    return Optimiser() if damping == "auto" and one_message else as_damping(damping)
+
+
+def check_kinds(**arguments: tuple[Any, Any]) -> None:
+    """Each argument is None, or what it has to be."""
+    for name, (value, kind) in arguments.items():
+        if value is not None and not isinstance(value, kind):
+            given = (
+                f"the class {value.__name__}: make one, {value.__name__}(...)"
+                if isinstance(value, type)
+                else repr(value)
+            )
+            raise InputError(f"{name}: expected a {getattr(kind, '__name__', kind)}, got {given}")
+
+
+def check_seed(seed: Any) -> int:
+    """A seed as JAX takes them."""
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise InputError(f"seed: expected a whole number from 0 to 2**32 - 1, got {seed!r}")
+    return int(seed)
