@@ -22,7 +22,8 @@ from safetensors import numpy as safetensors
 from typer.testing import CliRunner
 
 import partita as pt
-from partita.cli import app, finish
+from partita.cli import app
+from partita.cli.runs import show_report
 from partita.config import build_model, load_data, read_config
 from partita.datasets import read_columns, split
 from partita.errors import (
@@ -296,15 +297,15 @@ class History:
                 database.execute("UPDATE history SET row = ? WHERE fold = ?", (text, self.tree["fold"]))
 
     def use(self, path):
-        quietly(finish, path.parent, False)
+        quietly(show_report, path.parent, False)
         assert "\x1b" not in (path.parent / "report.html").read_text()
-        quietly(finish, path.parent, True)
+        quietly(show_report, path.parent, True)
 
 
 def of_report(folder):
     """A result beside its journal."""
     made = fit(folder=folder)
-    return Archive(folder, made.save, lambda path: quietly(finish, path.parent, False))
+    return Archive(folder, made.save, lambda path: quietly(show_report, path.parent, False))
 
 
 def of_measures(folder):
@@ -312,7 +313,7 @@ def of_measures(folder):
     result = fit(folder=folder)
     result.save(folder / "result.safetensors")
     write_measures(folder, result, (X, Y), ["a", "b"])
-    return Notes(folder / "measures.json", lambda path: quietly(finish, path.parent, False))
+    return Notes(folder / "measures.json", lambda path: quietly(show_report, path.parent, False))
 
 
 def of_regression_notes(folder):
@@ -322,7 +323,7 @@ def of_regression_notes(folder):
     )
     made.save(folder / "result.safetensors")
     write_regression(folder, described([made]))
-    return Notes(folder / "regression.json", lambda path: quietly(finish, path.parent, False))
+    return Notes(folder / "regression.json", lambda path: quietly(show_report, path.parent, False))
 
 
 CONFIG = {

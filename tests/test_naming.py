@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.cli import followed
 from partita.errors import InputError, MalformedUpdate, NotFinite, ShardError, Stalled
+from partita.launch import follow_run
 from partita.wire.naming import SiteNames
 
 MODEL = pt.models.LinearRegression(features=1, noise=1.0)
@@ -80,7 +80,7 @@ def test_a_run_that_nobody_answers():
 
 def test_who_watches_sees_names(tmp_path):
     pt.fit(MODEL, make_shards(2), names=["north", "south"], run_dir=tmp_path / "run")
-    follower = followed(tmp_path / "run")
+    follower = follow_run(tmp_path / "run")
     assert follower.read()
     assert [row["site"] for row in follower.site_rows()] == ["north", "south"]
 
