@@ -93,7 +93,9 @@ def test_as_many_follow_as_the_rank_is_short(seed, extra, magnitude, intercept):
     """Against numpy's rank of the pooled rows, whatever the units, and however rows are parted."""
     rng = np.random.default_rng(seed)
     own = rng.normal(size=(60, 4))
-    X = np.column_stack([own, own @ rng.normal(size=(4, extra))])[:, rng.permutation(4 + extra)]
+    # No weight is tiny: a column that enters a sum by a millionth is lost in rounding where the sum comes first.
+    weights = rng.uniform(0.1, 2.0, size=(4, extra)) * rng.choice([-1, 1], size=(4, extra))
+    X = np.column_stack([own, own @ weights])[:, rng.permutation(4 + extra)]
     whole = np.column_stack([X, np.ones(60)]) if intercept else X
     parts = np.split(X * 10.0 ** (magnitude * rng.uniform(size=4 + extra)), [1, 25])
     idle = find_idle(parts, intercept)

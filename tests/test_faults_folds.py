@@ -390,6 +390,17 @@ def test_23_nor_by_gradients_that_change_from_one_time_to_the_next(schedule, slo
     assert any("quarantined" in words for words in problems)
 
 
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=30), Sequential(passes=30), Asynchronous(updates=150)])
+def test_23_gradients_that_swing_by_little_slow_down_but_do_not_steer(schedule):
+    """So much could be true of a site of its size for a while; nothing goes where the others would not have gone."""
+    slope = in_turn(lambda time, true: true + (1e2 if time % 2 else -1e2))
+    steered = fit(lying(hyper_gradient=slope), schedule, hyper=pt.LearnHyper("noise"), model=LINEAR, shards=LINES)
+    ways = [math.log(row["hyper.noise"]) for row in steered.history]
+    assert -2.1 <= min(ways) < -0.5  # the others alone go down to -1.98
+    assert max(ways) <= 0.15
+
+
 def test_23_a_hyperparameter_of_the_prior_alone_has_no_gradient_at_a_site():
     """One that is made up would let another be made up beside it, so that both together agree with the values."""
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita.cli import app as commands
 from partita.engines.flower import Flower
-from partita.errors import ConfigError, InputError
+from partita.errors import ConfigError, InputError, StorageError
 from partita.families.stacks import stacked
 from partita.federation import link
 from partita.federation.folders import held, new_federation, private, read_server, read_site
@@ -508,7 +508,7 @@ def test_28_no_link_is_followed(tmp_path):
     (tmp_path / "run").mkdir()
     for name in ("lock", "run/accepted.json"):
         (tmp_path / name).symlink_to(target)
-    with pytest.raises(OSError), held(tmp_path / "lock"):
+    with pytest.raises(StorageError), held(tmp_path / "lock"):
         pass
     Consent(tmp_path).accept({"seed": 0})
     assert target.read_text() == "precious"

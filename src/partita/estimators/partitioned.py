@@ -163,7 +163,7 @@ class _Partitioned(BaseEstimator):
         data = [(X[part], y[part], weights[part]) for part in rows.values()]
         parts = [Part.of(name, *own) for name, own in zip(rows, data, strict=True)]
         units = self._units_of(parts)
-        self.result_ = self._fitted(self._scaled(data, units))
+        self.result_ = self._fitted(self._scaled(data, units), parts)
         self._units, self._parts, self._data, self._warned = units, parts, data, False
         return self
 
@@ -171,7 +171,9 @@ class _Partitioned(BaseEstimator):
         """Rows of sites as the model takes them."""
         return [(_in(units.inputs, X), self._targets(y, units), weights) for X, y, weights in data]
 
-    def _fitted(self, shards: Sequence[Any], factors: Sequence[Family] | None = None) -> Result:
+    def _fitted(
+        self, shards: Sequence[Any], parts: Sequence[Part], factors: Sequence[Family] | None = None
+    ) -> Result:
         model, schedule = self._model, self.schedule
         if schedule is None:
             schedule = OnePass() if model.exact else Synchronous(rounds=100)
@@ -183,7 +185,7 @@ class _Partitioned(BaseEstimator):
             damping=self.damping,
             hyper=self._hyper(),
             factors=factors,
-            names=[str(part.name) for part in self._parts],
+            names=[str(part.name) for part in parts],
             seed=self._seed,
             callbacks=self._callbacks,
         )
@@ -385,7 +387,7 @@ class _Partitioned(BaseEstimator):
                 result = None
         data = [self._data[number] for number in rest]  # type: ignore[index]
         factors = None if result is None else [result.factors[number] for number in rest]
-        self.result_ = self._fitted(self._scaled(data, units), factors)
+        self.result_ = self._fitted(self._scaled(data, units), parts, factors)
         self._units, self._parts, self._data = units, parts, data
         return self
 
