@@ -21,12 +21,12 @@ from partita.families.stacks import stacked
 from partita.federation import link
 from partita.federation.folders import held, new_federation, private, read_server, read_site
 from partita.federation.processes import logged
+from partita.federation.site import CANNOT, Site
 from partita.federation.state import logger, request
 from partita.models import prior_of
 from partita.server.damping import as_damping
 from partita.server.damping.policies import Proposal
 from partita.server.ledger import Ledger
-from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent
 from partita.wire.messages import encoded_question, encoded_task
 from partita.wire.names import RECORD
@@ -340,7 +340,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
     from flwr.app import ConfigRecord, Metadata, RecordDict
     from flwr.app.message import make_message
 
-    from partita.site.node import _replied
+    from partita.federation.node import _replied
 
     asked = []
 

@@ -17,13 +17,13 @@ from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
 from partita.federation.commands import Watch
 from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
 from partita.federation.recipe import Recipe
+from partita.federation.site import Site, read_table
 from partita.federation.state import Requests, prometheus, read_state, request, write_state
 from partita.fitting import prepare
 from partita.models import prior_of
 from partita.report.posterior import in_units, intervals
 from partita.server.ledger import Ledger
 from partita.server.schedules import Board
-from partita.site.answers import Site, read_table
 from partita.wire.messages import decoded_update, encoded_question, encoded_task
 
 FEATURES = ("age", "bmi")

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import ShardError
+from partita.foundation.frames import check_columns, has_dates
 from partita.foundation.runtime import Array
-from partita.site.columns import check_columns, has_dates
 
 
 class Shard(eqx.Module):

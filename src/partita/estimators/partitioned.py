@@ -33,6 +33,7 @@ from partita.foundation.fields import (
     text,
     whole,
 )
+from partita.foundation.frames import check_columns
 from partita.foundation.moments import Affine, Moments
 from partita.foundation.plain import Row, plain
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
@@ -46,7 +47,7 @@ from partita.server.schedules import OnePass, Schedule, Synchronous
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.shards import as_numbers, check_rows
 from partita.site.collinearity import describe_idle, find_idle
-from partita.site.columns import Columns, check_columns
+from partita.site.columns import Columns
 from partita.solvers import Solver
 from partita.telemetry import Progress
 
@@ -171,9 +172,7 @@ class _Partitioned(BaseEstimator):
         """Rows of sites as the model takes them."""
         return [(_in(units.inputs, X), self._targets(y, units), weights) for X, y, weights in data]
 
-    def _fitted(
-        self, shards: Sequence[Any], parts: Sequence[Part], factors: Sequence[Family] | None = None
-    ) -> Result:
+    def _fitted(self, shards: Sequence[Any], parts: Sequence[Part], factors: Sequence[Family] | None = None) -> Result:
         model, schedule = self._model, self.schedule
         if schedule is None:
             schedule = OnePass() if model.exact else Synchronous(rounds=100)

@@ -15,6 +15,7 @@ from partita.errors import ImproperDensity, InputError, RunMismatch
 from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.foundation.checks import check_count
 from partita.foundation.fields import anything, check_classes, entries, fields, flag, items, maybe, number, text, whole
+from partita.foundation.frames import check_columns
 from partita.foundation.moments import Moments
 from partita.foundation.plain import Row, plain
 from partita.foundation.runtime import precision
@@ -22,7 +23,7 @@ from partita.gp import kernels, likelihoods
 from partita.gp.sparse import Factor, SparseGP, by_output
 from partita.gp.stream import MOST_JITTER, Hyper, Learning, Stream
 from partita.shards import as_numbers, check_rows
-from partita.site.columns import check_columns, warn_of_units
+from partita.site.columns import warn_of_units
 from partita.telemetry import Progress
 
 # Draws of the hyperparameters that predictions average over.

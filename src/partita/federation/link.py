@@ -27,7 +27,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUSH, OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
-# What `partita.site.node` calls: a site neither registers itself nor fetches apps.
+# What `partita.federation.node` calls: a site neither registers itself nor fetches apps.
 FOR_SITES = frozenset(
     {
         "/v1/fleet/activate-node",

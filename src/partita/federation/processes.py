@@ -20,10 +20,10 @@ from partita.errors import EngineError, InputError
 from partita.federation.control import Control
 from partita.federation.folders import ServerFolder, SiteSettings, held, holder, private, read_site, split_address
 from partita.federation.link import HERE
+from partita.federation.node import Answer, Disconnected, Node, Record, Refused
 from partita.federation.state import ENDED, logger, read_state
 from partita.foundation.files import open_private
 from partita.foundation.plain import Row
-from partita.site.node import Answer, Disconnected, Node, Record, Refused
 from partita.wire.names import Question
 
 STOPPED = {"state": "stopped"}
@@ -247,8 +247,8 @@ def run_site(path: Path, say: Callable[[str], None], accepts: bool = False) -> N
         accepts: whether what the server proposes first is accepted, where nothing has been.
     """
     import_flower()
+    from partita.federation.site import Site
     from partita.foundation.runtime import cache_compilation
-    from partita.site.answers import Site
 
     path = path.resolve()
     settings = read_site(path)
