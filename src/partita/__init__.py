@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from partita.server import damping, hyper, schedules
     from partita.server.hyper import LearnHyper
     from partita.server.limits import Limits
+    from partita.server.settings import Settings
 
 _MODULES = {
     "damping": "partita.server.damping",
@@ -67,6 +68,7 @@ _NAMES = {
     "PartitionedRegressor": "partita.estimators",
     "Regression": "partita.formulas",
     "Result": "partita.result",
+    "Settings": "partita.server.settings",
     "StreamingGPClassifier": "partita.estimators",
     "StreamingGPRegressor": "partita.estimators",
     "compare": "partita.formulas",
@@ -88,6 +90,7 @@ __all__ = [
     "PartitionedRegressor",
     "Regression",
     "Result",
+    "Settings",
     "StreamingGPClassifier",
     "StreamingGPRegressor",
     "__version__",
