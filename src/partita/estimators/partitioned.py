@@ -170,9 +170,7 @@ class _Partitioned(BaseEstimator):
         """Rows of sites as the model takes them."""
         return [(_in(units.inputs, X), self._targets(y, units), weights) for X, y, weights in data]
 
-    def _fitted(
-        self, shards: Sequence[Any], parts: Sequence[Part], factors: Sequence[Family] | None = None
-    ) -> Result:
+    def _fitted(self, shards: Sequence[Any], parts: Sequence[Part], factors: Sequence[Family] | None = None) -> Result:
         model, schedule = self._model, self.schedule
         if schedule is None:
             schedule = OnePass() if model.exact else Synchronous(rounds=100)
