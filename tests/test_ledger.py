@@ -533,3 +533,16 @@ def test_a_shared_ledger_takes_what_keeps_its_posterior_proper(prior):
     assert 0 < share < 1
     assert ledger.posterior.is_proper()
     assert ledger.cavity(1).is_proper()
+
+
+def test_a_fold_of_many_honest_sites_under_a_wide_prior_looks_at_none_of_them_alone(monkeypatch):
+    """Its cost would grow with the square of their number."""
+    prior = Gaussian.from_moments(np.zeros(2), 1e10 * np.eye(2))
+    ledger = Ledger(prior, 60)
+    tasks = ledger.dispatch(range(60), {})
+    change = Gaussian(np.ones(2), 5 * np.eye(2))
+    looks = []
+    monkeypatch.setattr(Ledger, "cavity", lambda self, site: looks.append(site))
+    shares = ledger.fold([Update(task.site, task.version, change, 0.0) for task in tasks], least=1e-3)
+    assert np.all(shares == 1)
+    assert looks == []

@@ -278,7 +278,7 @@ class Evidence:
         self.contradictions.update({site: one.found for site, one in found.items()})
         doubted, unlikely = {}, self._unlikely(reports)
         for site, report in reports.items():
-            if site in found and found[site].found > found[site].allowed + UNUSUAL * self._usual_contradiction(site):
+            if site in found and self._is_contradicted(site, found[site]):
                 doubted[site] = (
                     f"its log likelihood, {report.value:.6g}, does not follow from its updates, which make it near "
                     f"{found[site].expected:.6g}"
@@ -360,6 +360,12 @@ class Evidence:
         if not abs(expected) <= LARGEST:
             return None
         return Report(place, value, update.change, message, expected, slopes)
+
+    def _is_contradicted(self, site: int, found: Contradiction) -> bool:
+        """Whether a value is further off than it may be, and far further than others' are, if that has to be known."""
+        if found.found <= found.allowed:
+            return False
+        return found.found > found.allowed + UNUSUAL * self._usual_contradiction(site)
 
     def _usual_contradiction(self, site: int) -> float:
         """What others' values are off by: noise, where expectations are sampled. Of nobody else, nothing is unusual."""

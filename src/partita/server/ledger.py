@@ -10,7 +10,6 @@ all together, each site has its own share, so that one cannot hold back the othe
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 import jax
 import numpy as np
@@ -37,6 +36,9 @@ TOGETHER = 0.05
 # Where all but a few of a fold's sites could take so many times what they propose, only those few are asked for less;
 # and how closely it is found out, for how much less.
 RELIEF, FEW, HALVINGS = 2.0, 1 / 3, 10
+# How many these may be: so many are tried, the fewest first, so that a fold of many sites takes few looks at all.
+ONE_BY_ONE = 4
+NUMBERS = (*range(1, ONE_BY_ONE), *(ONE_BY_ONE * 2**power for power in range(40)))
 # A site may say so many times as much of a coordinate as any other does, before it matters what that buries; and of
 # what is known no more than this may be lost in rounding.
 PROPORTION, LOST = 1e6, 1e-3
@@ -271,29 +273,35 @@ class Ledger:
         """The largest of 1, ½, ¼, … of each change beside which what all others know is still to be seen.
 
         Numbers are added up: beside a very large one, smaller ones are lost. Who alone says so much more than others is
-        held back for it, as long as others are there.
+        held back for it, as long as others are there. A fold in which nobody does costs no more than a look at it.
         """
         shares = np.ones(len(sites))
-        if least > 0 and self.sites > 1:
-            usual = _sizes(self.prior.cone())
-            for i, change in enumerate(rows_of(changes)):
-                if _exceed(_sizes((self.posterior * change).cone()), usual):
-                    others = jax.tree.map(lambda leaf, i=i: np.delete(leaf, i, axis=0), changes)
-                    shares[i] = self._unburied_share(sites[i], change, others, least)
+        if least == 0 or self.sites == 1:
+            return shares
+        ends = _sizes_of_rows(_times_rows(self.posterior, changes).cone())
+        if not np.any(_exceeding(ends, _sizes_of_rows(stacked([self.prior]).cone()))):
+            return shares
+        others = [_largest_of_others(rows) for rows in _sizes_of_rows(changes.cone())]
+        cavities = _times_rows(self.posterior, self._own(sites) ** -1.0)
+        usual = [np.maximum(*pair) for pair in zip(_sizes_of_rows(cavities.cone()), others, strict=True)]
+        for i in np.flatnonzero(_exceeding(ends, usual)).tolist():
+            change, beside = jax.tree.map(lambda leaf, i=i: leaf[i], changes), [one[i : i + 1] for one in usual]
+            shares[i] = self._unburied_share(change, self.cavity(sites[i]), beside, len(sites) == 1, least)
         return shares
 
-    def _unburied_share(self, site: int, change: Family, others: Family, least: float) -> float:
-        """The same for one site, beside what others propose and what they have said before."""
-        cavity, share = self.cavity(site), 1.0
-        spoken = [_sizes((cavity * other).cone()) for other in rows_of(others)]
-        usual = reduce(larger, spoken, _sizes(cavity.cone()))
+    def _unburied_share(
+        self, change: Family, cavity: Family, usual: Sequence[np.ndarray], single: bool, least: float
+    ) -> float:
+        """The same for one site, beside what is usual of the others; of a `single` one, nobody else is in the fold."""
         # Of the first who says anything, nobody knows what is out of proportion: only what is lost of its own.
-        alone = not spoken and all(map(np.array_equal, jax.tree.leaves(cavity), jax.tree.leaves(self.prior)))
-        times = 1 / ROUNDING if alone else 1 / LOST
+        alone = single and all(map(np.array_equal, jax.tree.leaves(cavity), jax.tree.leaves(self.prior)))
+        times, share = 1 / ROUNDING if alone else 1 / LOST, 1.0
         while share >= least:
-            end = (self.posterior * change**share).cone()
-            lost = jax.tree.map(lambda floor: times * floor, rounding_floor(end))
-            if not _exceed(_sizes(end), usual) or is_surely_inside(lowered(end if alone else cavity.cone(), lost)):
+            end = self.posterior * change**share
+            lost = jax.tree.map(lambda floor: times * floor, rounding_floor(end.cone()))
+            sizes = _sizes_of_rows(stacked([end]).cone())
+            seen = lowered(end.cone() if alone else cavity.cone(), lost)
+            if not np.any(_exceeding(sizes, usual)) or is_surely_inside(seen):
                 return share
             share /= 2
         return 0.0
@@ -320,7 +328,7 @@ class Ledger:
         Where nobody alone is in the way, all are to blame, and all are asked for less.
         """
         order = self._most_in_the_way(changes)
-        for number in range(1, 1 + int(FEW * len(sites))):
+        for number in (n for n in NUMBERS if n <= FEW * len(sites)):
             rest = sorted(order[number:])
             more = jax.tree.map(lambda leaf, rest=rest: RELIEF * leaf[rest], changes)
             if self._share([sites[i] for i in rest], more, product(more)) == 1:
@@ -336,17 +344,21 @@ class Ledger:
         return sorted(range(len(found)), key=found.__getitem__)
 
     def _without_few(self, sites: list[int], changes: Family, few: Sequence[int], least: float) -> np.ndarray:
-        """All for everybody but a few; for each of them as much as there is room for beside the others."""
+        """All for everybody but a few; for these as much as there is room for beside the others.
+
+        One after the other, the worst first, or where there are more of them, the same for all.
+        """
         shares = np.ones(len(sites))
         shares[list(few)] = 0.0
-        for i in few:
+        for group in [[i] for i in few] if len(few) <= ONE_BY_ONE else [list(few)]:
             low, high = 0.0, 1.0
             for _ in range(HALVINGS):
-                shares[i] = 0.5 * (low + high)
+                middle = 0.5 * (low + high)
+                shares[group] = middle
                 taken = scaled(changes, shares)
                 fits = self._share(sites, taken, product(taken)) == 1
-                low, high = (shares[i], high) if fits else (low, shares[i])
-            shares[i] = 0.0 if low < least else low
+                low, high = (middle, high) if fits else (low, middle)
+            shares[group] = 0.0 if low < least else low
         return shares
 
     def _own_shares(self, sites: list[int], changes: Family, least: float) -> np.ndarray:
@@ -503,15 +515,30 @@ class SharedLedger(Ledger):
         """Nothing: the posterior says it all."""
 
 
-def _sizes(cone: Cone) -> Cone:
-    """How large coordinates are: an array each, and one number per matrix."""
-    return Cone(tuple(map(np.abs, cone.positive)), tuple(np.max(np.abs(matrix)) for matrix in cone.definite))
+def _times_rows(density: Family, stack: Family) -> Family:
+    """A stack: a density times each row of another."""
+    return jax.tree.map(lambda a, rows: a + rows, density, stack)
 
 
-def _exceed(sizes: Cone, usual: Cone) -> bool:
-    """Whether anything is out of all proportion to what is usual."""
-    pairs = zip(jax.tree.leaves(sizes), jax.tree.leaves(usual), strict=True)
-    return any(np.any(size > PROPORTION * known) for size, known in pairs)
+def _sizes_of_rows(cone: Cone) -> list[np.ndarray]:
+    """How large the coordinates of each row of a stack are: arrays of numbers, and one number per matrix."""
+    matrices = [np.max(np.abs(matrix), axis=(-2, -1)) for matrix in cone.definite]
+    return [*map(np.abs, cone.positive), *matrices]
+
+
+def _exceeding(sizes: Sequence[np.ndarray], usual: Sequence[np.ndarray]) -> np.ndarray:
+    """Of which rows anything is out of all proportion to what is usual."""
+    pairs = zip(sizes, usual, strict=True)
+    found = [(size > PROPORTION * known).reshape(len(size), -1).any(axis=1) for size, known in pairs]
+    return np.any(found, axis=0)
+
+
+def _largest_of_others(rows: np.ndarray) -> np.ndarray:
+    """For every row, elementwise the largest of all others; nothing, where there are none."""
+    if len(rows) == 1:
+        return np.zeros_like(rows)
+    second, first = np.partition(rows, -2, axis=0)[-2:]
+    return np.where(rows == first, second, first)
 
 
 def _check_prior(prior: Family) -> None:

@@ -88,8 +88,10 @@ class Board:
 
     def is_singled_out(self, site: int, least: float) -> bool:
         """Whether less than that was taken of what a site said, and more of what most others did."""
+        if self.shares[site] >= least:
+            return False
         others = [share for other, share in self.shares.items() if other != site]
-        return self.shares[site] < least and 2 * sum(share >= least for share in others) > len(others)
+        return 2 * sum(share >= least for share in others) > len(others)
 
     def struck(self, site: int, again: bool, held: bool = False) -> float:
         """How often, with this time; two times without make up for one, unless the site is held back."""
