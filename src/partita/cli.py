@@ -165,7 +165,8 @@ def run_regression(
     with suppress_interrupt(going_on(config, folder, settings)) as look:
         for number, formula in enumerate(formulas):
             place = folder / f"compare-{number}" if number else folder
-            progress = JsonLines(sys.stdout, {"formula": formula}) if json else Progress(formula, quiet=quiet, patient=True)
+            spoken = Progress(formula, quiet=quiet, patient=True)
+            progress = JsonLines(sys.stdout, {"formula": formula}) if json else spoken
             fitted = regress(
                 formula,
                 sites,
