@@ -348,3 +348,10 @@ def test_tables_are_read_by_column(tmp_path):
         pt.datasets.load_table("epil", tmp_path)
     with pytest.raises(pt.errors.InputError, match="use one of bacteria"):
         pt.datasets.load_table("nobody", tmp_path)
+
+
+def test_a_column_whose_name_stands_there_twice_is_refused(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,y,y\n1,2,3\n")
+    with pytest.raises(pt.errors.InputError, match="two columns are called 'y'"):
+        pt.datasets.read_csv(path, "y")

@@ -662,3 +662,59 @@ def test_25_patience_counts_good_updates_alone(monkeypatch):
     # They were asked again and again, and said each time that they could work.
     assert sum("about" in kind for kind in fleet.sent.values()) > 4
     assert clock.now < 120
+
+
+@pytest.mark.parametrize("learn", [None, pt.LearnHyper("noise")], ids=["nothing", "noise"])
+def test_11_gradients_that_nobody_asked_for_are_refused(learn, tmp_path):
+    """They would be looked up among the model's hyperparameters, and be in the journal for ever."""
+    engine = lying(hyper_gradient=lambda update: {**update.hyper_gradient, "\x1b[31mother": 1.0})
+    run = {"schedule": Synchronous(rounds=4), "model": LINEAR, "shards": LINES, "hyper": learn, "run_dir": tmp_path}
+    words = []
+    result = fit(engine, callbacks=[lambda event: words.extend(event.refused)], **run)
+    assert [f"site {BAD}: hyper: has gradients of hyperparameters that are not asked for"] == words
+    assert fit(engine, resume=True, **run).fingerprint == result.fingerprint
+
+
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=40), Sequential(passes=20)])
+@pytest.mark.parametrize("size", [0.5, 5.0, 50.0])
+def test_22_nothing_is_taken_of_a_site_that_says_it_found_no_number(schedule, size):
+    """Its changes could be anything: nothing that it says can be compared with them."""
+    wiggle = wiggled(WIGGLES["alternating"], size, 0)
+    engine = lying(change=wiggle, outcome=lambda _: 3, expected_log_prob=lambda _: math.nan)
+    found = []
+    result = fit(engine, schedule, callbacks=[found.append])
+    without = fit(schedule=schedule, shards=[SHARDS[site] for site in OTHERS])
+    np.testing.assert_allclose(result.posterior.location, without.posterior.location, atol=1e-3)
+    assert sum(event.taken_back for event in found) <= 2
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(result.factors[BAD]))
+
+
+@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.parametrize("size", [1e20, 1e160])
+@pytest.mark.parametrize("schedule", [Synchronous(rounds=15), Sequential(passes=8), Asynchronous(updates=60)])
+def test_21_nor_is_anything_buried_beside_a_location(schedule, size):
+    """The posterior is the prior times all factors, to a small part of its deviation."""
+    for model, shards in ((LINEAR, LINES), (MODEL, SHARDS)):
+
+        def far(update):
+            leaves, structure = jax.tree.flatten(jax.tree.map(np.array, update.change))
+            leaves[0] += size
+            return jax.tree.unflatten(structure, leaves)
+
+        result = fit(lying(change=far), schedule, model=model, shards=shards)
+        product = result.prior
+        for factor in result.factors:
+            product = product * factor
+        assert np.all(np.abs(result.posterior.location - product.location) < 1e-2 * product.scale)
+        without = fit(schedule=Synchronous(rounds=40), model=model, shards=[shards[site] for site in OTHERS])
+        assert np.all(np.abs(result.posterior.location - without.posterior.location) < without.posterior.scale)
+
+
+def test_04_gradients_are_read_in_one_order():
+    from partita.wire.messages import decoded_update, encoded_update
+
+    prior = PRIORS["MeanField"]
+    sent = Update(0, 0, prior, 0.0, hyper_gradient=dict.fromkeys("dacbfe", 1.0))
+    orders = {tuple(decoded_update(0, 0, encoded_update(sent), prior).hyper_gradient) for _ in range(30)}
+    assert orders == {tuple("abcdef")}

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -171,7 +171,11 @@ class Progress:
 def with_progress(label: str, callbacks: Sequence[Callback], quiet: bool) -> Iterator[Sequence[Callback]]:
     """These callbacks, and patient progress: unless somebody is told of it already, or nobody wants to be."""
     if quiet or any(isinstance(one, Progress | JsonLines) for one in callbacks):
-        yield callbacks
+        with ExitStack() as entered:
+            for one in callbacks:
+                if isinstance(one, Progress):
+                    entered.enter_context(one)
+            yield callbacks
     else:
         with Progress(label, patient=True) as progress:
             yield [*callbacks, progress]

@@ -345,3 +345,15 @@ def test_settings_are_checked():
     for wrong in ({"hyperparameters": "map"}, {"pseudo_points": "both"}, {"selection": "random"}, {"steps": 0}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             Learning(**wrong)
+
+
+def test_one_row_first_does_not_use_up_the_first_batch():
+    """Beside the same rows as one batch, whose deviations an exact process has."""
+    t = np.arange(100.0)[:, None]
+    y = 2 * np.sin(t[:, 0] / 15) + np.random.default_rng(0).normal(0, 0.5, 100)
+    whole, parted = (pt.StreamingGPRegressor(points_per_batch=10, quiet=True) for _ in range(2))
+    whole.partial_fit(t, y)
+    parted.partial_fit(t[:1], y[:1]).partial_fit(t[1:], y[1:])
+    deviations = [np.median(model.predict(t, return_std=True)[1]) for model in (whole, parted)]
+    assert deviations[1] == pytest.approx(deviations[0], rel=0.15)
+    assert deviations[1] == pytest.approx(0.5, rel=0.2)

@@ -39,4 +39,7 @@ def listen(json: bool, quiet: bool, look: Any) -> Callable[[str, dict[str, Any]]
     """Who listens to a fit, by its name and labels: JSON lines or a progress bar, and `look`, which sees Ctrl-C."""
     from partita.telemetry import JsonLines, Progress
 
-    return lambda name, labels: (JsonLines(sys.stdout, labels) if json else Progress(name, quiet=quiet), look)
+    return lambda name, labels: (
+        JsonLines(sys.stdout, labels) if json else Progress(name, quiet=quiet, patient=True),
+        look,
+    )

@@ -3,6 +3,7 @@
 import csv
 import os
 from array import array
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -114,10 +115,13 @@ def read_columns(
     rows = _read_rows(path)
     header = next(rows)
     wanted = header if columns is None else list(columns)
+    place_of = {name: place for place, name in reversed(list(enumerate(header)))}
     for name in (*wanted, *needed):
-        if name not in header:
+        if name not in place_of:
             raise InputError(f"{path}: no column {name!r}; it has {', '.join(header)}")
-    places = [header.index(name) for name in wanted]
+    if len(place_of) < len(header) and len({*wanted, *needed} & _twice(header)):
+        raise InputError(f"{path}: two columns are called {min({*wanted, *needed} & _twice(header))!r}: rename one")
+    places = [place_of[name] for name in wanted]
     cells = array("d")
     for number, row in enumerate(rows):
         if len(row) != len(header):
@@ -128,6 +132,11 @@ def read_columns(
             except ValueError:
                 raise InputError(f"{path}:{number + 2}: {wanted[column]} is not a number") from None
     return wanted, np.array(cells).reshape(-1, len(wanted))
+
+
+def _twice(header: Sequence[str]) -> set[str]:
+    """Names that stand there more than once."""
+    return {name for name, number in Counter(header).items() if number > 1}
 
 
 def standardised(X: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:

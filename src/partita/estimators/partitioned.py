@@ -68,6 +68,8 @@ ESTIMATOR = fields(
     }
 )
 
+# Rows of one class, in a batch that has no others, that are worth a word.
+MANY_ALIKE = 10
 # What is written of the moments of each part.
 MOMENTS = ("mean", "total")
 
@@ -359,7 +361,8 @@ class _Partitioned(BaseEstimator):
         parts = [self._parts[number] for number in rest]
         if self._data is not None:
             return self._refined_without(rest, parts)
-        warnings.warn("forget: without their data, the others are not refined", stacklevel=2)
+        if not self._model.exact:
+            warnings.warn("forget: without their data, the others are not refined", stacklevel=2)
         units, result = self._carried(parts)
         factors = tuple(result.factors[number] for number in rest)
         posterior = joint(result.prior, factors)
@@ -570,7 +573,15 @@ class PartitionedClassifier(ClassifierMixin, _Partitioned):
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One more batch; `classes` have to be given with the first, if that does not have them all."""
-        return self._absorbed(*self._begin_stream(X, y, sample_weight, classes=classes))
+        X, y, weights = self._begin_stream(X, y, sample_weight, classes=classes)
+        labels = y[weights > 0]
+        if len(labels) >= MANY_ALIKE and np.all(labels == labels[0]):
+            warnings.warn(
+                "y: all rows of this batch are of one class: a stream that is sorted by class ends far from what all "
+                "rows together say, and its log evidence is too high; mix classes, or fit all rows at once",
+                stacklevel=2,
+            )
+        return self._absorbed(X, y, weights)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""

@@ -19,6 +19,8 @@ LARGEST_WHOLE = 2**53
 WHOLE_NUMBERS = (("Int64", 2**63 - 1), ("UInt64", 2**64 - 1))
 # Of a site, after rows have been repeated as their weights say.
 MOST_ROWS = 20_000_000
+# Of a file that says how many it has, before they are read.
+MOST_CELLS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,15 @@ def _check_parquet(path: Path) -> None:
     """That there are no more rows than can be used: a small file can say one of them very often."""
     import polars
 
+    columns = polars.read_parquet_schema(path)
+    nested = [name for name, kind in columns.items() if kind.is_nested()]
+    if nested:
+        raise InputError(f"{path}: column {nested[0]!r} holds lists or records: give one column of each value")
     rows = polars.scan_parquet(path).select(polars.len()).collect().item()
     if rows > MOST_ROWS:
         raise InputError(f"{path}: has {rows:,} rows, more than {MOST_ROWS:,}: use fewer")
+    if rows * len(columns) > MOST_CELLS:
+        raise InputError(f"{path}: has {rows * len(columns):,} cells, more than {MOST_CELLS:,}: leave columns out")
 
 
 def _as_array(column: Any) -> Any:

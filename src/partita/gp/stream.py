@@ -148,10 +148,12 @@ class Stream:
         batch = padded(X, y)
         with precision(np.float64):
             step, movable = self._placed(batch)
-            if self.batches or self.learning.hyperparameters != "variational":
-                learnt, jitter = self._learnt(self.learning, step, movable, self.hyper)
-            else:
+            # A batch that brings more than all before it is as good as the first: these may have been single rows.
+            begins = 2 * self.factor.present.sum() < step.present.sum()
+            if begins and self.learning.hyperparameters == "variational":
                 learnt, jitter = self._settled(step, movable)
+            else:
+                learnt, jitter = self._learnt(self.learning, step, movable, self.hyper)
         return dataclasses.replace(
             self,
             hyper=learnt.hyper,

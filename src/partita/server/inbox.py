@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from partita.errors import MalformedUpdate, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
@@ -34,13 +34,14 @@ class Inbox:
         ledger: Ledger,
         limits: Limits,
         learnt: Sequence[str],
+        hyper: Collection[str],
         journal: Journal | None,
         names: SiteNames,
     ):
         self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
         self._names = names
-        # The hyperparameters that sites send gradients of.
-        self._learnt = set(learnt)
+        # The hyperparameters that sites have to send gradients of, and those that they may.
+        self._learnt, self._hyper = set(learnt), set(hyper) if learnt else set()
         self._recorded: Iterator[Arrival] = iter(()) if journal is None else journal.recorded()
         self._next: Arrival | None = next(self._recorded, None)
         self._held: dict[int, tuple[Task, float]] = {}
@@ -185,6 +186,8 @@ class Inbox:
         for name in self._learnt:
             if not abs(update.hyper_gradient.get(name, math.nan)) <= LARGEST:
                 raise MalformedUpdate(update.site, f"hyper: the gradient of {name} is missing, or not finite")
+        if not set(update.hyper_gradient) <= self._hyper:
+            raise MalformedUpdate(update.site, "hyper: has gradients of hyperparameters that are not asked for")
 
     def _with_receipt(self, update: Update, error: NotOutstanding) -> NotOutstanding:
         """A retry hears what became of the first."""

@@ -42,6 +42,8 @@ NUMBERS = (*range(1, ONE_BY_ONE), *(ONE_BY_ONE * 2**power for power in range(40)
 # A site may say so many times as much of a coordinate as any other does, before it matters what that buries; and of
 # what is known no more than this may be lost in rounding.
 PROPORTION, LOST = 1e6, 1e-3
+# Nats: a location that is further away is known to less than a thousandth of its deviation, by rounding alone.
+FARTHEST = 0.5 * (LOST / float(np.finfo(np.float64).eps)) ** 2
 
 
 def unchanged(changes: Family, factors: Family) -> Family:
@@ -278,12 +280,12 @@ class Ledger:
         shares = np.ones(len(sites))
         if least == 0 or self.sites == 1:
             return shares
-        ends = _sizes_of_rows(_times_rows(self.posterior, changes).cone())
-        if not np.any(_exceeding(ends, _sizes_of_rows(stacked([self.prior]).cone()))):
+        ends = _sizes_of_rows(_times_rows(self.posterior, changes))
+        if not np.any(_exceeding(ends, _sizes_of_rows(stacked([self.prior])))):
             return shares
-        others = [_largest_of_others(rows) for rows in _sizes_of_rows(changes.cone())]
+        others = [_largest_of_others(rows) for rows in _sizes_of_rows(changes)]
         cavities = _times_rows(self.posterior, self._own(sites) ** -1.0)
-        usual = [np.maximum(*pair) for pair in zip(_sizes_of_rows(cavities.cone()), others, strict=True)]
+        usual = [np.maximum(*pair) for pair in zip(_sizes_of_rows(cavities), others, strict=True)]
         for i in np.flatnonzero(_exceeding(ends, usual)).tolist():
             change, beside = jax.tree.map(lambda leaf, i=i: leaf[i], changes), [one[i : i + 1] for one in usual]
             shares[i] = self._unburied_share(change, self.cavity(sites[i]), beside, len(sites) == 1, least)
@@ -299,9 +301,10 @@ class Ledger:
         while share >= least:
             end = self.posterior * change**share
             lost = jax.tree.map(lambda floor: times * floor, rounding_floor(end.cone()))
-            sizes = _sizes_of_rows(stacked([end]).cone())
-            seen = lowered(end.cone() if alone else cavity.cone(), lost)
-            if not np.any(_exceeding(sizes, usual)) or is_surely_inside(seen):
+            if not np.any(_exceeding(_sizes_of_rows(stacked([end])), usual)):
+                return share
+            seen = is_surely_inside(lowered(end.cone() if alone else cavity.cone(), lost))
+            if seen and is_surely_inside(end.cone()) and end.kl(self.posterior) <= FARTHEST:
                 return share
             share /= 2
         return 0.0
@@ -520,10 +523,12 @@ def _times_rows(density: Family, stack: Family) -> Family:
     return jax.tree.map(lambda a, rows: a + rows, density, stack)
 
 
-def _sizes_of_rows(cone: Cone) -> list[np.ndarray]:
-    """How large the coordinates of each row of a stack are: arrays of numbers, and one number per matrix."""
+def _sizes_of_rows(stack: Family) -> list[np.ndarray]:
+    """How large each row of a stack is: what has to be positive number by number, all else by its largest one."""
+    cone, leaves = stack.cone(), jax.tree.leaves(stack)
     matrices = [np.max(np.abs(matrix), axis=(-2, -1)) for matrix in cone.definite]
-    return [*map(np.abs, cone.positive), *matrices]
+    others = [np.max(np.abs(leaf).reshape(len(leaf), -1), axis=1, initial=0.0) for leaf in leaves]
+    return [*map(np.abs, cone.positive), *matrices, *others]
 
 
 def _exceeding(sizes: Sequence[np.ndarray], usual: Sequence[np.ndarray]) -> np.ndarray:

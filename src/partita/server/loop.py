@@ -34,7 +34,9 @@ STALLED = 1e-3
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Dispatch, collect, fold, report; until the schedule has no more to ask."""
     learnt = () if run.learner is None else run.learner.names
-    with closing(Inbox(run.engine, run.ledger, run.settings.limits, learnt, journal, run.names)) as inbox:
+    with closing(
+        Inbox(run.engine, run.ledger, run.settings.limits, learnt, run.model.hyper, journal, run.names)
+    ) as inbox:
         yield from _iterated(run, inbox)
 
 
@@ -155,6 +157,7 @@ def _note(notice: Notice, run: Run, books: Books) -> None:
 def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[Notice]]:
     """Fold updates: what became of them, and who is not to be asked again."""
     ledger, before, damping, evidence = run.ledger, run.ledger.posterior, books.damping, books.evidence
+    updates = updates if run.least == 0 else [_heard(update) for update in updates]
     sites = [update.site for update in updates]
     work = books.tally.received(updates, ledger.version)
     staleness = max(one.staleness for one in work)
@@ -214,6 +217,13 @@ def _fold(run: Run, books: Books, updates: list[Update]) -> tuple[Event, list[No
         settled=run.settings.schedule.is_settled(books.board),
     )
     return event, verdicts
+
+
+def _heard(update: Update) -> Update:
+    """An update; without its change, where its site says that it found no number: nothing could be compared with it."""
+    if math.isfinite(update.expected_log_prob):
+        return update
+    return replace(update, change=jax.tree.map(np.zeros_like, update.change))
 
 
 def _reported(run: Run, evidence: Evidence, updates: list[Update]) -> dict[int, str]:

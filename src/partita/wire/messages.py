@@ -78,7 +78,9 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
         arrays = _arrays(payload, like)
         change = _density("change", arrays, like)
         numbers = dict(zip(NUMBERS, _numbers(arrays), strict=True))
-        hyper = {name[6:]: float(array.item()) for name, array in arrays.items() if name.startswith("hyper.")}
+        # In one order, whatever the reader's: sums over them are the same to the last bit then.
+        names = sorted(name for name in arrays if name.startswith("hyper."))
+        hyper = {name[6:]: float(arrays[name].item()) for name in names}
         steps, outcome = int(numbers.pop("steps")), int(Outcome(int(numbers.pop("outcome"))))
         if steps < 0:
             raise ValueError(f"steps: {steps}")
