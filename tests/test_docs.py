@@ -15,6 +15,7 @@ import io
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,7 +163,9 @@ def test_every_public_name_is_in_the_reference():
     missing = []
     for name in set(pt.__all__) - {"__version__"}:
         part = getattr(pt, name)
-        public = [f"partita.{name}.{each}" for each in getattr(part, "__all__", [])] or [f"partita.{name}"]
+        module = getattr(part, "__name__", "")
+        listed = [f"{module}.{each}" for each in getattr(part, "__all__", [])]
+        public = listed or [module if isinstance(part, ModuleType) else f"partita.{name}"]
         missing += [each for each in public if each not in shown and getattr(part, "__module__", None) not in shown]
     assert [
         each for each in missing if not each.endswith((".REGISTRY", ".Hyper", "models.Model", "models.from_numpyro"))

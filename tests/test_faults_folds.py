@@ -504,13 +504,13 @@ def test_24_a_limit_over_a_run_holds_for_each_site(schedule, tmp_path):
 
 @pytest.mark.parametrize("schedule", [Synchronous(rounds=12), Sequential(passes=12), Asynchronous(updates=60)])
 @pytest.mark.filterwarnings("ignore:the last round had a problem")
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("custody", ["open", "shared"])
 @pytest.mark.parametrize("largest", [0.5, 5.0])
-def test_24_a_fold_is_within_the_limit_with_its_step_of_hyperparameters(schedule, shared, largest):
+def test_24_a_fold_is_within_the_limit_with_its_step_of_hyperparameters(schedule, custody, largest):
     """The prior's own scale is learnt, and moves the posterior too."""
     found = []
     learn = {"hyper": pt.LearnHyper(first_step=largest, largest_step=largest), "model": LINEAR, "shards": LINES}
-    fit(None, schedule, limits=Limits(change=0.2), shared=shared, callbacks=[found.append], **learn)
+    fit(None, schedule, limits=Limits(change=0.2), custody=custody, callbacks=[found.append], **learn)
     ways = [event.change for event in found]
     assert max(ways) <= 0.2
     assert sum(ways) > 0.2

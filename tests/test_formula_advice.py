@@ -121,7 +121,9 @@ def test_a_regression_says_how_far_it_is_unless_it_is_quick_or_quiet(spoken, mon
     pt.regress("y ~ x", sites(), quiet=True)
     assert spoken.getvalue() == ""
     pt.regress("y ~ x", sites())
-    assert "y ~ x: settled in round " in spoken.getvalue()
+    assert "y ~ x: round 2 of 2, free energy" in spoken.getvalue()
+    pt.regress("ill ~ x", sites(), family="bernoulli")
+    assert "ill ~ x: settled in round " in spoken.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ from partita.foundation.checks import import_extra
 from partita.studies.methods import check_methods, comparisons, find_method
 
 ROOT = Path(__file__).parents[1]
-NOT_SOURCE = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "site", "runs")
+GENERATED = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "runs")
+
+
+def NOT_SOURCE(folder, names):
+    """What is made, not written; the documentation as a site is at the root, and `partita.site` is not."""
+    return GENERATED(folder, names) | ({"site"} & set(names) if Path(folder) == ROOT else set())
+
+
 LARGEST = 300_000
 
 USE = """

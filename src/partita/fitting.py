@@ -65,7 +65,7 @@ def fit(
     Returns:
         The posterior, the factors, the log evidence and the history.
 
-    >>> import partita as pt
+    >>> import numpy as np, partita as pt
     >>> X = np.ones((4, 1)); y = np.array([1.0, 2.0, 3.0, 2.0])
     >>> model = pt.models.LinearRegression(features=1, noise=1.0, intercept=False)
     >>> result = fit(model, [(X[:2], y[:2]), (X[2:], y[2:])], schedule=pt.schedules.OnePass())

@@ -67,7 +67,8 @@ def regress(
             target's deviation; for gaussian.
         held_out: share of every site's rows that is not fitted, to look at calibration.
         weights: a column of whole numbers, how many equal observations each row stands for.
-        schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more.
+        schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more;
+            two where the first is exact (gaussian, without groups).
         damping: the share of a proposed change that is taken.
         engine: what carries tasks to sites.
         run_dir: keep every update there, so that the run can be killed and resumed.
@@ -95,14 +96,15 @@ def regress(
         shards = [_shard(design, model, rows) for rows in fitted.values()]
         if isinstance(model, NumPyroModel):
             model = model.sized(shards[0])
+        rounds, share = _choose_rounds(model, schedule, damping)
         names = list(fitted)
         offset = -sum(len(rows.y) for rows in fitted.values()) * math.log(design.target_unit)
         with in_units(callbacks, offset):
             result = fit(
                 model,
                 shards,
-                schedule=Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule,
-                damping=damping,
+                schedule=rounds,
+                damping=share,
                 engine=engine,
                 start=_start(design, model),
                 names=names,
@@ -114,6 +116,19 @@ def regress(
     counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
     result = replace(result, design=pack_design(design, counts, digest))
     return Regression(design, result, fitted, spare, digest, counts)
+
+
+def _choose_rounds(
+    model: AbstractModel, schedule: Schedule | None, damping: float | str | Damping
+) -> tuple[Schedule, float | str | Damping]:
+    """What was asked for. Where that is left open: rounds until nothing moves.
+
+    Factors that do not depend on each other are the answer after one round, taken whole; the second one tells its free
+    energy.
+    """
+    if schedule is None and damping == "auto" and model.exact:
+        return Synchronous(rounds=2), 1.0
+    return Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule, damping
 
 
 def _say(design: Design, quiet: bool) -> None:
