@@ -15,3 +15,22 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 )
+
+# Compiled programs are mapped into memory, and a process may only have so many maps (65,530 on most machines): one that
+# runs out of them crashes. So many maps are fine; it is looked up after so many tests.
+MOST_MAPS, TESTS = 25_000, 20
+_run = 0
+
+
+def pytest_runtest_teardown():
+    """Forget compiled programs before there are too many; most come back from the cache."""
+    global _run
+    _run += 1
+    maps = Path("/proc/self/maps")
+    if _run % TESTS == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        import gc
+
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
