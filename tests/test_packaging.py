@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 GENERATED = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "runs")
 
 
-def NOT_SOURCE(folder, names):
+def ignore_generated(folder, names):
     """What is made, not written; the documentation as a site is at the root, and `partita.site` is not."""
     return GENERATED(folder, names) | ({"site"} & set(names) if Path(folder) == ROOT else set())
 
@@ -60,7 +60,7 @@ def run(*command, cwd, **options):
 def built(tmp_path_factory):
     """A source distribution, and the wheel that is built from it; with the setuptools that is here."""
     folder = tmp_path_factory.mktemp("built")
-    shutil.copytree(ROOT, folder / "source", ignore=NOT_SOURCE)
+    shutil.copytree(ROOT, folder / "source", ignore=ignore_generated)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, folder / "source", cwd=folder)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return sdist, wheel
