@@ -20,7 +20,7 @@ from partita.server.schedules import Asynchronous, OnePass, Priority, RandomOrde
 from partita.server.storage import read_notices
 from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import Notice
-from partita.wire.names import RECORD
+from partita.wire.questions import RECORD
 from partita.wire.tasks import Update
 
 GENERATOR = np.random.default_rng(0)

@@ -29,7 +29,7 @@ from partita.server.damping.policies import Proposal
 from partita.server.ledger import Ledger
 from partita.site.consent import Consent
 from partita.wire.messages import encoded_question, encoded_task
-from partita.wire.names import RECORD
+from partita.wire.questions import RECORD
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)

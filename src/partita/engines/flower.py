@@ -17,7 +17,7 @@ from partita.models import Hyper, prior_of
 from partita.server.completion import read_answer
 from partita.wire.job import Job
 from partita.wire.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
-from partita.wire.names import RECORD, Question
+from partita.wire.questions import RECORD, Question
 from partita.wire.tasks import Task, Update
 
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.

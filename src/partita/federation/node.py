@@ -14,7 +14,7 @@ from typing import Any, Self, get_args
 from partita.errors import EngineError, StorageError, reason
 from partita.federation.keys import read_key
 from partita.foundation.text import clean
-from partita.wire.names import RECORD, Question
+from partita.wire.questions import RECORD, Question
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]

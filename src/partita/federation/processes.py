@@ -24,7 +24,7 @@ from partita.federation.node import Answer, Disconnected, Node, Record, Refused
 from partita.federation.state import ENDED, logger, read_state
 from partita.foundation.files import open_private
 from partita.foundation.plain import Row
-from partita.wire.names import Question
+from partita.wire.questions import Question
 
 STOPPED = {"state": "stopped"}
 # Seconds to get ready, and to end in good order.

@@ -21,8 +21,8 @@ from partita.shards import padded_together
 from partita.site.consent import Consent
 from partita.site.worker import Worker, loaded
 from partita.wire.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
-from partita.wire.names import Question
 from partita.wire.naming import SiteNames
+from partita.wire.questions import Question
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
 CANNOT = "cannot answer; its own log says why"

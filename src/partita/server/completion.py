@@ -27,8 +27,8 @@ def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
     with precision(tasks[0].begin.dtype):
         result = _changes(
             tasks[0].begin,
-            _as_stack([task.factor for task in tasks]),
-            _as_stack([answer.change for answer in answers]),
+            stacked([task.factor for task in tasks]),
+            stacked([answer.change for answer in answers]),
             np.array([answer.outcome != Outcome.NOT_FINITE for answer in answers]),
         )
         changes, of_factor, of_change = on_host(result)
@@ -50,10 +50,6 @@ def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
     except MalformedUpdate as error:
         return Notice(task.site, "quarantined", error.problem)
     return replace(update, finished_at=at)
-
-
-def _as_stack(families: Sequence[Family]) -> Family:
-    return jax.tree.map(lambda a: a[None], families[0]) if len(families) == 1 else stacked(families)
 
 
 @eqx.filter_jit

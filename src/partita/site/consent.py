@@ -10,7 +10,7 @@ from partita.foundation.fields import Check, anything, entries, fields, text, wh
 from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
 from partita.foundation.foreign import parse_object
 from partita.site.policy import Policy
-from partita.wire.names import Question
+from partita.wire.questions import Question
 
 # Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
 PINNED = ("columns", "model", "solver", "hyper", "seed")

@@ -134,8 +134,8 @@ class Worker:
                     first.cavity if first.start is None else first.start,
                     first.anchor,
                     *shared,
-                    _as_stack([task.cavity for task in tasks]),
-                    _as_stack([task.factor for task in tasks]),
+                    stacked([task.cavity for task in tasks]),
+                    stacked([task.factor for task in tasks]),
                     *mine,
                 )
             answers, info, expected, gradients = on_host(result)
@@ -170,7 +170,7 @@ class Worker:
                         job.solver,
                         job.expectation,
                         posterior,
-                        None if factors is None else _as_stack([factors[site] for site in sites]),
+                        None if factors is None else stacked([factors[site] for site in sites]),
                         _array_hyper(hyper, job.model),
                         np.asarray(job.seed, np.uint32),
                         self._stacked(shape, sites),
@@ -178,10 +178,6 @@ class Worker:
                     )
                     values.update(zip(sites, np.asarray(found, np.float64).tolist(), strict=True))
         return values
-
-
-def _as_stack(families: Sequence[Family]) -> Family:
-    return jax.tree.map(lambda a: a[None], families[0]) if len(families) == 1 else stacked(families)
 
 
 def _powers_of_two(sites: list[int]) -> list[list[int]]:
