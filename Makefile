@@ -55,7 +55,7 @@ soak: .venv/dev.stamp
 	$(BIN)/partita study torn-payloads
 	$(BIN)/partita study soak
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
-	FAULTS_STEPS=10000 $(BIN)/python -m pytest tests/test_faults.py -k test_01
+	FAULTS_STEPS=10000 $(BIN)/python -m pytest tests/faults/test_faults.py -k test_01
 	$(BIN)/partita study estimator-checks
 
 picture: .venv/dev.stamp

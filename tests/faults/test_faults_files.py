@@ -51,7 +51,7 @@ from partita.server.schedules import Asynchronous, Synchronous
 from partita.studies.faults import torn_payloads
 from partita.wire.messages import Notice, decoded_update
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
 Y = (X[:, 0] + 0.5 * GENERATOR.normal(size=40) > 0).astype(float)

@@ -30,7 +30,7 @@ from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import HEADER, Notice, decoded_task, decoded_update, encoded_task, encoded_update
 from partita.wire.tasks import Task, Update
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
 Y = (X[:, 0] + 0.5 * GENERATOR.normal(size=40) > 0).astype(float)
@@ -222,7 +222,7 @@ def test_05_an_acknowledged_update_that_is_missing_is_named(tmp_path):
 def test_05_a_torn_log_is_found(tmp_path, share):
     """What was not acknowledged may be missing; the log of a server that was killed, cut short, may not."""
     script = (
-        "import os, sys; from tests.test_faults import fit\n"
+        "import os, sys; from tests.faults.test_faults import fit\n"
         "fit(run_dir=sys.argv[1], callbacks=[lambda e: e.fold == 4 and os._exit(0)])"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, check=True)
