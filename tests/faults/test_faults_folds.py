@@ -469,7 +469,7 @@ def test_24_the_divergence_of_a_fold_is_within_the_limit(prior, size):
             changes = [random_change(prior, 10 * seed + i, size) for i in range(number)]
 
             def temper(stack, _, trust=trust, ledger=ledger, number=number):
-                return pt.families.stacks.scaled(stack, trust.shares(list(range(number)), ledger.posterior, stack))
+                return stack.scale_rows(trust.shares(list(range(number)), ledger.posterior, stack))
 
             before = ledger.posterior
             allowed = lambda new, before=before, trust=trust: trust.allows(before, new)  # noqa: E731
