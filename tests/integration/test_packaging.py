@@ -22,7 +22,7 @@ from partita.errors import MissingExtra, PartitaError
 from partita.foundation.checks import import_extra
 from partita.studies.methods import check_methods, comparisons, find_method
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GENERATED = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build", "dist", "runs")
 
 

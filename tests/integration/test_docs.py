@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FENCE = re.compile(
