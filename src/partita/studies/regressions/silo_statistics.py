@@ -18,7 +18,7 @@ import numpy as np
 from scipy.io import loadmat
 
 import partita as pt
-from partita.datasets.places import needed
+from partita.datasets.places import find_needed
 from partita.errors import InputError
 from partita.studies.documents import Say, choose, write_sections
 from partita.studies.regressions.packages import import_pandas, import_statsmodels
@@ -81,7 +81,7 @@ def grouped_coefficients(kind: str, formula: str, group: str, table: Table) -> d
 
 
 def read(name: str) -> Table:
-    return import_pandas().read_csv(needed(f"tables/{name}.csv", None, "Rdatasets"))
+    return import_pandas().read_csv(find_needed(f"tables/{name}.csv", None, "Rdatasets"))
 
 
 def contraception() -> Question:
@@ -132,7 +132,7 @@ def epil_overdispersed() -> Question:
 
 
 def school() -> Question:
-    data = loadmat(needed("school.mat", None, "the multi-task learning literature"))
+    data = loadmat(find_needed("school.mat", None, "the multi-task learning literature"))
     parts = []
     for number, (X, y) in enumerate(zip(data["X"][0], data["Y"][0], strict=True)):
         columns = {"year2": X[:, 1], "year3": X[:, 2], "meals": X[:, 3], "verbal1": X[:, 4], "girl": X[:, 6]}
@@ -151,7 +151,7 @@ def school() -> Question:
 
 
 def adult() -> Question:
-    with gzip.open(needed("adult/adult.data.gz", None, "UCI"), "rt") as stream:
+    with gzip.open(find_needed("adult/adult.data.gz", None, "UCI"), "rt") as stream:
         table = import_pandas().read_csv(stream, names=ADULT, skipinitialspace=True, na_values="?").dropna()
     few = table.country.where(table.country.isin(["United-States", "Mexico", "Philippines", "Germany"]), "elsewhere")
     table = table.assign(place=few, income=(table.income == ">50K") * 1)
