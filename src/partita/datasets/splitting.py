@@ -1,10 +1,11 @@
 """Ways to spread the rows of a data set over sites, and to hold some out."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 
+from partita.datasets.places import Split
 from partita.errors import InputError
 from partita.foundation.checks import check_count, check_one_of, check_positive, is_number
 
@@ -12,7 +13,15 @@ How = Literal["iid", "by-label", "whole-labels", "dirichlet"]
 Arrays = tuple[np.ndarray, ...]
 
 
-def train_test(arrays: Sequence[Any], share: float = 0.2, seed: int = 0) -> tuple[Arrays, Arrays]:
+@overload
+def train_test(arrays: tuple[Any, Any], share: float = 0.2, seed: int = 0) -> Split: ...
+
+
+@overload
+def train_test(arrays: Sequence[Any], share: float = 0.2, seed: int = 0) -> tuple[Arrays, Arrays]: ...
+
+
+def train_test(arrays: Sequence[Any], share: float = 0.2, seed: int = 0) -> Any:
     """A random split of equally long arrays into a training and a test part."""
     arrays = [np.asarray(array) for array in arrays]
     order = np.random.default_rng(seed).permutation(len(arrays[0]))

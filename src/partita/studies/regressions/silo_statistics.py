@@ -9,22 +9,25 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from scipy.io import loadmat
+from typer import Option
 
 import partita as pt
 from partita.datasets.places import find_needed
 from partita.errors import InputError
-from partita.studies.documents import Say, choose, write_sections
+from partita.studies.documents import choose, write_sections
+from partita.studies.options import Page, Say, Some
 from partita.studies.regressions.packages import import_pandas, import_statsmodels
 from partita.studies.regressions.sets import Table
 
 DOCUMENT = Path("docs/statistics_results.md")
+Bambi = Annotated[str | None, Option(metavar="PYTHON", help="An interpreter that has bambi.")]
 BAMBI = """
 import json, sys
 import arviz, bambi, pandas
@@ -261,7 +264,7 @@ HEAD = (
 )
 
 
-def compare_silos(say: Say, names: Sequence[str] = (), bambi: str | None = None, out: Path | None = None) -> None:
+def compare_silos(say: Say, names: Some = None, bambi: Bambi = None, out: Page = None) -> None:
     """Say the tables of all questions, or of those named; all of them are written, too, as any are with `out`."""
     sections = (section(make(), bambi) for make in choose(QUESTIONS, names))
     write_sections(HEAD, sections, out or (None if names else DOCUMENT), say)
