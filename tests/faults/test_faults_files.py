@@ -33,7 +33,6 @@ from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.state import logger, read_state, serve_metrics, write_state
-from partita.formulas.tables import read_sites
 from partita.foundation.files import read_json
 from partita.foundation.runtime import cache_compilation
 from partita.foundation.text import clean
@@ -48,6 +47,7 @@ from partita.report.terminal import table_of
 from partita.server import storage
 from partita.server.ledger import Ledger
 from partita.server.schedules import Asynchronous, Synchronous
+from partita.site.tables import read_sites
 from partita.studies.faults import torn_payloads
 from partita.wire.messages import Notice, decode_update
 

@@ -43,7 +43,6 @@ from partita.federation.state import Requests, prometheus, read_state, write_sta
 from partita.fitting import prepare
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
-from partita.formulas.tables import read_sites, read_table
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json, parse_toml
 from partita.report.measures import write_measures
@@ -53,6 +52,7 @@ from partita.server.schedules import Synchronous
 from partita.server.settings import Settings
 from partita.site.consent import Consent
 from partita.site.policy import Policy
+from partita.site.tables import read_sites, read_table
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))

@@ -28,8 +28,9 @@ from partita.server.damping import as_damping
 from partita.server.damping.policies import Proposal
 from partita.server.ledger import Ledger
 from partita.site.consent import Consent
-from partita.wire.messages import encode_question, encode_task
-from partita.wire.questions import RECORD
+from partita.wire.codec import encode_question
+from partita.wire.messages import encode_task
+from partita.wire.questions import RECORD, Evaluate
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -71,7 +72,7 @@ def change(path, old, new):
 def question(recipe, kind="evaluate"):
     model = recipe.model
     prior = prior_of(model, model.hyper)
-    payload = encode_question(prior, model.hyper) if kind == "evaluate" else b""
+    payload = encode_question(Evaluate(prior, model.hyper)) if kind == "evaluate" else b""
     if kind == "refine":
         (task,) = Ledger(prior, 2).dispatch([0], model.hyper)
         payload = encode_task(task)
