@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typer import Option
 
 from partita.datasets import split
 from partita.families import Family
@@ -21,6 +22,7 @@ from partita.server.schedules import Asynchronous, OnePass, Schedule, Synchronou
 from partita.solvers import Gradient, NaturalGradient, Solver
 from partita.studies.committee import split_prior
 from partita.studies.images import Images
+from partita.studies.options import Folder, Methods, Quick, Seeds, Sweep, Validate
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_network
@@ -140,14 +142,14 @@ def sweeps(scale: Scale) -> dict[str, Scheme]:
 
 
 def experiment(
-    setting: str = "both",
-    method: str | None = None,
-    quick: bool = False,
-    seeds: int = 1,
-    rounds: int | None = None,
-    sweep: bool = False,
-    validate: bool = False,
-    folder: Any = None,
+    setting: Annotated[str, Option(help="iid, non-iid or both.")] = "both",
+    method: Methods = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    rounds: Annotated[int | None, Option(min=6, help="Of synchronous PVI; others follow.")] = None,
+    sweep: Sweep = False,
+    validate: Validate = False,
+    folder: Folder = None,
 ) -> Experiment:
     """The study that its options ask for."""
     if setting != "both":
