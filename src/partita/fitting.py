@@ -19,8 +19,8 @@ from partita.models.layout import unpack_layout
 from partita.models.programs import Laid
 from partita.result import Result
 from partita.server.events import Event
-from partita.server.limits import divergence
 from partita.server.loop import iterate
+from partita.server.rules.limits import divergence
 from partita.server.run import Run
 from partita.server.schedules import OnePass, Synchronous
 from partita.server.settings import Options, Settings, check_kinds

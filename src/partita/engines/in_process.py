@@ -9,7 +9,7 @@ import numpy as np
 
 from partita.errors import EngineError, InputError
 from partita.models import AbstractModel
-from partita.server.completion import completed
+from partita.server.completion import complete_updates
 from partita.shards import agree_on_sizes
 from partita.site.answers import answer_questions
 from partita.site.holder import Holder
@@ -75,7 +75,7 @@ class InProcess:
         number = len(self._queue) if self._worker.job.waits else 1
         entries = [heapq.heappop(self._queue) for _ in range(number)]
         tasks = [task for _, _, task in entries]
-        updates = completed(tasks, self._worker.refine(tasks))
+        updates = complete_updates(tasks, self._worker.refine(tasks))
         return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.models import Network
 from partita.predictive import expected_response
-from partita.server.damping import Damping, Optimiser
 from partita.server.events import Event
+from partita.server.rules import Optimiser, Rule
 from partita.server.schedules import Asynchronous, OnePass, Schedule, Synchronous
 from partita.solvers import Gradient, NaturalGradient, Solver
 from partita.studies.committee import split_prior
@@ -43,7 +43,7 @@ class Scheme:
     words: str
     schedule: Schedule
     solver: Solver | None = None
-    damping: float | str | Damping = "auto"
+    damping: float | str | Rule = "auto"
     pooled: bool = False
     split_prior: bool = False
     start_scale: float = 0.03
