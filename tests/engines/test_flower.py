@@ -353,13 +353,13 @@ def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(fede
 BROKEN = """
 import sys
 from pathlib import Path
-from partita.federation import site
-from partita.federation.processes import run_site
+from partita.site.answers import Site
+from partita.site.process import run_site
 
-good = site.Site.answer
+good = Site.answer
 def garbage(self, kind, request):
     return {"payload": b"\\x00" * 64} if kind == "refine" else good(self, kind, request)
-site.Site.answer = garbage
+Site.answer = garbage
 run_site(Path(sys.argv[1]), print, accepts=True)
 """
 
