@@ -125,7 +125,7 @@ def test_mistakes_are_one_line_and_exit_code_2(config, tmp_path, complaint_of, c
 
 def test_what_is_known_of_hyperparameters_is_a_section(config):
     config.write_text(CONFIG + "[hyper.prior]\nprior_scale = [0.3, 0.1]\n")
-    assert read_config(config).hyper.prior == {"prior_scale": (0.3, 0.1)}
+    assert read_config(config).hyper.prior == {"prior_scale": [0.3, 0.1]}
 
 
 @pytest.mark.parametrize(

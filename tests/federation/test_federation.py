@@ -1,5 +1,6 @@
 """What a federation's server and sites do, without the network between them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -229,6 +230,45 @@ def test_the_same_settings_are_the_same_model_in_another_process(server):
     assert other.stdout.strip() == recipe.digest
     tables = {"columns": {"features": ["age"], "target": "ill"}, "model": {"name": "logistic-regression"}}
     assert Recipe.read(SettingsFile(server), tables).digest != recipe.digest
+
+
+# What `partita accept` wrote when recipes named schedules, too; and what a server sent then.
+FORMER = {
+    "columns": {"features": ["age", "bmi"], "target": "ill"},
+    "model": {"name": "logistic-regression"},
+    "hyper": {"names": ["prior_scale"]},
+    "seed": 3,
+}
+
+
+@pytest.fixture
+def former(server):
+    """A server whose recipe is that of `FORMER`."""
+    change(server / "federation.toml", "# Sites are told", "seed = 3\n# Sites are told")
+    change(server / "federation.toml", "[schedule]", '[hyper]\nnames = ["prior_scale"]\n[schedule]')
+    return read_server(server).recipe
+
+
+def test_what_was_accepted_before_recipes_were_split_is_still_accepted(former, folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "accepted.json").write_text(json.dumps({"recipe": FORMER, "name": "0" * 32}))
+    site = Site(folder)
+    assert "payload" in site.answer("about", {**former.greeting, "site": 1, "payload": b""}), site.problem
+
+
+def test_a_message_of_another_schedule_is_another_job(former, folder):
+    """Where a server sends less than sites need, the digests of both differ, and the site says what to do."""
+    tables = json.loads(former.text)
+    assert (tables.pop("waits"), tables.pop("once")) == (True, False)
+    assert "schedule" not in tables
+    greeting = {**former.greeting, "site": 1, "payload": b""}
+    site = Site(folder, accepts=True)
+    assert "payload" in site.answer("about", {**greeting, "recipe": json.dumps(tables)})
+    assert (
+        "builds another model"
+        in site.answer("about", {**greeting, "recipe": json.dumps({**tables, "once": True})})["error"]
+    )
+    assert "true or false" in site.answer("about", {**greeting, "recipe": json.dumps({**tables, "once": 1})})["error"]
 
 
 def test_requests_stay_until_they_are_in_the_journal(server):

@@ -85,19 +85,21 @@ class SettingsFile:
         return name
 
     def convert(self, section: str, table: Table, annotations: Mapping[str, Any]) -> Table:
-        """The values of a section, as their annotations say: lists become tuples, whole numbers floats."""
+        """The values of a section, checked by their annotations; a list becomes a tuple where that is wanted."""
         self.check_keys(section, table, annotations)
         return {key: self._convert(section, key, value, annotations[key]) for key, value in table.items()}
 
     def _convert(self, section: str, key: str, value: Any, annotation: Any) -> Any:
         try:
-            return msgspec.convert(value, annotation)
+            converted = msgspec.convert(value, annotation)
         except (ValueError, OverflowError) as error:
             # A `ValidationError`; or what text that is no Unicode, and numbers that no float is, make of msgspec.
             if str(error).startswith("Invalid enum value"):
                 # The class that is made of it says which words it knows.
                 return value
             raise self.error(section, key, f"{_in_words(str(error))}, got {clean(repr(value))}") from None
+        # Otherwise as it is written: 1 stays 1 where it could be 1.0, because runs are told apart by their settings.
+        return tuple(value) if isinstance(converted, tuple) else value
 
     def error(self, section: str, key: str, problem: str) -> ConfigError:
         """An error about a key, with the line that it is in."""
