@@ -291,7 +291,7 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         metrics = answer.read().decode()
     assert "partita_serving 1.0\n" in metrics
-    assert 'partita_site_ready{site="b"} 1\n' in metrics
+    assert 'partita_site_ready{site="b"} 1.0\n' in metrics
     ours.kill_server()
     assert ours.status()["state"] == "stopped"
     assert "there is a run already" in ours.command("serve", ours.folder, code=2)
