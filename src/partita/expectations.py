@@ -71,7 +71,7 @@ class GaussHermite(Expectation):
         check_count("GaussHermite: ", points=self.points)
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
-        m, v = q.project(data.X)
+        m, v = q.moments_along(data.X)
         nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(self.points))
         f = m[:, None] + jnp.sqrt(jnp.maximum(v, TINY))[:, None] * nodes
         values = jax.vmap(jax.vmap(model.pointwise, (0, None, None)), (0, 0, None))(f, data.y, hyper)
@@ -98,7 +98,7 @@ class LocalReparameterisation(Expectation):
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
         if model.layered:
             return self._of_layers(model, q, data, hyper, key)
-        m, v = q.project(data.X)
+        m, v = q.moments_along(data.X)
         if self.fixed:
             noise = jnp.asarray(normal_points(self.samples, m.shape[-1]), m.dtype)[:, None, :]
         else:
@@ -162,7 +162,7 @@ class GaussNewton(LocalReparameterisation):
         (X, y), weights = shard.data, shard.weights
         draw_key, label_key = jax.random.split(key)
         network = model.network
-        first = network.project(q, X)
+        first = network.moments_along(q, X)
         shifts = [jnp.zeros((X.shape[0], outputs), X.dtype) for outputs in network.sizes[1:]]
         f, pull, hidden = jax.vjp(lambda s: network.shifted_draw(q, first, draw_key, s), shifts, has_aux=True)
         rows = jax.vmap(jax.value_and_grad(model.pointwise), (0, 0, None))

@@ -60,7 +60,7 @@ class LocalProblem(eqx.Module):
         if self.has_one_predictor and isinstance(q, Gaussian | MeanField):
             between: Any = self.cavity**power * q ** (1 - power)
             overlap = between.log_partition() - power * self.cavity.log_partition() - (1 - power) * q.log_partition()
-            m, v = between.project(self.shard.data.X)
+            m, v = between.moments_along(self.shard.data.X)
             nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
             logs = power * self.row_log_prob(0)(m[0] + jnp.sqrt(jnp.maximum(v[0], TINY)) * nodes)
             return (overlap + jax.nn.logsumexp(logs, b=weights)) / power

@@ -70,7 +70,7 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
     if isinstance(posterior, WeightsAndNoise):
         return model.response(X @ posterior.location)
     if model.projected and isinstance(posterior, Gaussian | MeanField):
-        m, v = posterior.project(X)
+        m, v = posterior.moments_along(X)
         if m.ndim == 1:
             nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(QUADRATURE_POINTS))
         else:

@@ -480,7 +480,7 @@ def test_projection_is_the_distribution_of_a_linear_predictor(name):
     density = REGISTRY[name].from_moments(location, spread)
     with precision(np.float64):
         for view in (density, density.mean()):
-            mean, variance = view.project(X)
+            mean, variance = view.moments_along(X)
             assert_allclose(mean, X @ location, rtol=1e-12)
             assert_allclose(variance, np.diag(X @ covariance @ X.T), rtol=1e-12, atol=1e-14)
 

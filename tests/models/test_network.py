@@ -203,7 +203,7 @@ def test_the_start_is_glorot_s_and_the_prior_is_isotropic():
 
 def test_a_projected_layer_has_the_moments_of_its_weights():
     model, q = Network([3, 4]), density(3, 4)
-    mean, variance = model.network.project(q, X)
+    mean, variance = model.network.moments_along(q, X)
     (location,), (scale,) = q.location, q.scale
     assert_allclose(mean, X @ location.weights + location.bias, rtol=1e-5, atol=1e-6)
     assert_allclose(variance, X**2 @ scale.weights**2 + scale.bias**2, rtol=1e-5)

@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import equinox as eqx
@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from numpy.typing import ArrayLike
 
 from partita.errors import FamilyMismatch
 from partita.families.cone import Cone, is_inside
-from partita.foundation.runtime import Array, in_own_precision, same_structure
+from partita.foundation.runtime import Array, in_own_precision, same_structure, stack_trees
 
 
 def inner(natural: Any, mean: Any) -> Array:
@@ -70,14 +71,92 @@ class Family(Tree):
 
     def __pow__(self, power: float) -> Self:
         scalar = power if isinstance(power, jax.Array) else np.asarray(power)
-        return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self)
+        return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self).project()
 
     def _combined(self, operation: Callable, other: Self, verb: str) -> Self:
         if type(self) is not type(other):
             raise FamilyMismatch(f"cannot {verb} {type(self).__name__} and {type(other).__name__}")
         if not same_structure(self, other):
             raise FamilyMismatch(f"cannot {verb} two {type(self).__name__} of different structure")
-        return jax.tree.map(lambda a, b: operation(a, _same_shape(a, b, verb)), self, other)
+        return jax.tree.map(lambda a, b: operation(a, _same_shape(a, b, verb)), self, other).project()
+
+    def project(self) -> Self:
+        """The nearest density of the family; families whose products leave it override this.
+
+        Every product, quotient and power ends with it, for one density or a stack.
+        """
+        return self
+
+    def flat(self, rows: int | None = None) -> Self:
+        """The factor that says nothing, the constant function one: zeros; with `rows`, a stack of so many of them."""
+        leading = () if rows is None else (rows,)
+        return jax.tree.map(lambda leaf: np.zeros((*leading, *np.shape(leaf)), leaf.dtype), self)
+
+    def copy(self) -> Self:
+        """The same density in arrays of its own, on the host."""
+        return jax.tree.map(np.copy, self)
+
+    def is_finite(self) -> bool:
+        """Whether all natural parameters are finite, on the host, for one density or a stack."""
+        return all(map(_is_finite, jax.tree.leaves(self)))
+
+    # Stacks: several densities of one shape as one, whose arrays have a leading axis, one row per density. They are
+    # NumPy arrays; multiplying, dividing and powers work row by row.
+
+    @classmethod
+    def stack(cls, densities: Sequence[Self]) -> Self:
+        """Several densities of one family as a stack; of one density, a view."""
+        if cls is Family:
+            return type(densities[0]).stack(densities)
+        return stack_trees(densities)
+
+    def rows(self) -> list[Self]:
+        """Each row of a stack as a density of its own; views."""
+        leaves, structure = jax.tree.flatten(self)
+        return [jax.tree.unflatten(structure, [leaf[i, ...] for leaf in leaves]) for i in range(len(leaves[0]))]
+
+    def row(self, index: int) -> Self:
+        """One row of a stack; a view."""
+        return jax.tree.map(lambda leaf: leaf[index, ...], self)
+
+    def take_rows(self, indices: Sequence[int]) -> Self:
+        """Some rows of a stack, as a stack; a view, if they follow each other."""
+        first, number = (indices[0], len(indices)) if len(indices) else (0, 0)
+        if list(indices) == list(range(first, first + number)):
+            return jax.tree.map(lambda leaf: leaf[first : first + number], self)
+        return jax.tree.map(lambda leaf: leaf[list(indices)], self)
+
+    def put_rows(self, indices: Sequence[int], rows: Self) -> None:
+        """Write a stack of rows into this one, in place."""
+        for kept, new in zip(jax.tree.leaves(self), jax.tree.leaves(rows), strict=True):
+            kept[list(indices)] = new
+
+    def product_of_rows(self) -> Self:
+        """The product of all rows of a stack."""
+        return jax.tree.map(lambda leaf: leaf[0] if len(leaf) == 1 else leaf.sum(axis=0), self).project()
+
+    def products_of_others(self) -> Self:
+        """For each row of a stack the product of all others, without dividing: those before it times those after."""
+        return jax.tree.map(_sums_of_others, self).project()
+
+    def scale_rows(self, shares: ArrayLike) -> Self:
+        """Each row of a stack to the power of its own share; itself, where all shares are one."""
+        powers = np.asarray(shares)
+        if np.all(powers == 1):
+            return self
+        return jax.tree.map(lambda leaf: _scale_leaf(leaf, powers), self).project()
+
+    def repeat(self, number: int) -> Self:
+        """A stack of so many copies of one density."""
+        return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], number, axis=0), self)
+
+    def times_rows(self, stack: Self) -> Self:
+        """A stack: this density times each row of another stack."""
+        return jax.tree.map(operator.add, self, stack).project()
+
+    def divide_rows(self, stack: Self) -> Self:
+        """A stack: this density divided by each row of another stack."""
+        return jax.tree.map(operator.sub, self, stack).project()
 
     @abstractmethod
     def log_partition(self) -> Array:
@@ -178,6 +257,26 @@ class Family(Tree):
     @property
     def nbytes(self) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """A sum is quicker than a look at every number, and finite only if they all are."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.sum(array)) or np.all(np.isfinite(array)))
+
+
+def _scale_leaf(leaf: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    weights = shares.reshape(-1, *[1] * (leaf.ndim - 1)).astype(leaf.dtype)
+    # A share of zero takes nothing, also of what is too large to be a number.
+    with np.errstate(invalid="ignore"):
+        return np.where(weights == 0, 0, leaf * weights).astype(leaf.dtype)
+
+
+def _sums_of_others(rows: np.ndarray) -> np.ndarray:
+    before, after = np.zeros_like(rows), np.zeros_like(rows)
+    np.cumsum(rows[:-1], axis=0, out=before[1:])
+    after[:-1] = np.cumsum(rows[:0:-1], axis=0)[::-1]
+    return before + after
 
 
 def _same_shape(a: Any, b: Any, verb: str) -> Any:

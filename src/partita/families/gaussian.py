@@ -49,7 +49,7 @@ def _diagonal_sample(location: Any, variance: Any, key: Array, shape: tuple[int,
     return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, noise)
 
 
-def _diagonal_project(location: Array, variance: Array, X: Array) -> tuple[Array, Array]:
+def _diagonal_moments_along(location: Array, variance: Array, X: Array) -> tuple[Array, Array]:
     """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
     return X @ location.T, X**2 @ variance.T
 
@@ -67,8 +67,8 @@ class MeanFieldMean(Tree):
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
         return _diagonal_sample(self.location, self.variance, key, shape)
 
-    def project(self, X: Array) -> tuple[Array, Array]:
-        return _diagonal_project(self.location, self.variance, X)
+    def moments_along(self, X: Array) -> tuple[Array, Array]:
+        return _diagonal_moments_along(self.location, self.variance, X)
 
 
 class MeanFieldMoments(Tree):
@@ -94,8 +94,8 @@ class MeanFieldMoments(Tree):
 
         return jax.tree.map(draw, self.location, self.log_scale, keys)
 
-    def project(self, X: Array) -> tuple[Array, Array]:
-        return _diagonal_project(self.location, self.variance, X)
+    def moments_along(self, X: Array) -> tuple[Array, Array]:
+        return _diagonal_moments_along(self.location, self.variance, X)
 
     def kl(self, other: "MeanField") -> Array:
         """KL(q ‖ p), with nothing of p to be differentiated."""
@@ -181,8 +181,8 @@ class MeanField(Family):
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
         return _diagonal_sample(self.location, self.variance, key, shape)
 
-    def project(self, X: Array) -> tuple[Array, Array]:
-        return _diagonal_project(self.location, self.variance, X)
+    def moments_along(self, X: Array) -> tuple[Array, Array]:
+        return _diagonal_moments_along(self.location, self.variance, X)
 
     def marginals(self, T: np.ndarray) -> Marginals:
         """Of T θ, row by row of T, over all coordinates in order."""
@@ -239,7 +239,7 @@ class GaussianMean(Tree):
         noise = _noise(key, shape, self.location)
         return self.location + noise @ jnp.linalg.cholesky(self.covariance).T
 
-    def project(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Array) -> tuple[Array, Array]:
         """Mean and variance of Xθ."""
         return X @ self.location, jnp.sum((X @ self.covariance) * X, axis=-1)
 
@@ -314,7 +314,7 @@ class Gaussian(Family):
         """The same draws as from the mean parameters, so that both are one function of the density."""
         return self.mean().sample(key, shape)
 
-    def project(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Array) -> tuple[Array, Array]:
         """Mean and variance of Xθ."""
         half = solve_triangular(self._cholesky(), X.T, lower=True)  # L⁻¹ Xᵀ
         return X @ self.location, jnp.sum(half**2, axis=0)

@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
@@ -34,7 +33,7 @@ class Independent(Family):
 
     @classmethod
     def of(cls, densities: Sequence[Family]) -> Self:
-        return cls(jax.tree.map(lambda *leaves: np.stack(leaves), *densities))
+        return cls(Family.stack(densities))
 
     def __len__(self) -> int:
         return len(jax.tree.leaves(self.each)[0])
@@ -62,6 +61,9 @@ class Independent(Family):
         keys = jax.random.split(key, len(self))
         drawn = jax.lax.map(lambda pair: pair[0].sample(pair[1], shape), (self.each, keys))
         return jax.tree.map(lambda a: jnp.moveaxis(a, 0, len(shape)), drawn)
+
+    def project(self) -> Self:
+        return type(self)(self.each.project())
 
     def cone(self) -> Cone:
         cone = self.each.cone()

@@ -53,6 +53,9 @@ class Product(Family):
         pairs = zip(sorted(self.parts), keys, strict=True)
         return {name: self.parts[name].sample(k, shape) for name, k in pairs}
 
+    def project(self) -> Self:
+        return type(self)({name: part.project() for name, part in self.parts.items()})
+
     def cone(self) -> Cone:
         cones = [self.parts[name].cone() for name in sorted(self.parts)]
         return Cone(

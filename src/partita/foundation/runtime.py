@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,13 @@ def precision(dtype: Any) -> AbstractContextManager:
 def on_host(tree: Any) -> Any:
     """The same tree with NumPy arrays: what is kept, sent and stored."""
     return jax.tree.map(np.asarray, tree)
+
+
+def stack_trees(trees: Sequence[Any]) -> Any:
+    """Several trees of one shape as one tree whose NumPy arrays have a leading axis; of one tree, a view."""
+    if len(trees) == 1:
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], trees[0])
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
 def is_traced(tree: Any) -> bool:

@@ -111,7 +111,7 @@ class SparseProcess(AbstractModel):
         """Mean and variance of f(x) for every row."""
         V, left = self.seen(X)
         with precision(self.dtype):
-            m, v = on_host(posterior.project(V))
+            m, v = on_host(posterior.moments_along(V))
         return m, v + left
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
@@ -130,7 +130,7 @@ class SparseProcess(AbstractModel):
         return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(data.X @ params, data.y)
 
     def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
-        m, v = mean.project(data.X)
+        m, v = mean.moments_along(data.X)
         wider = hyper["noise"] ** 2 + self.power * data.y[:, 1]
         return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(m, data.y) - 0.5 * v / wider
 

@@ -57,8 +57,8 @@ class HeteroscedasticRegression(LinearPredictor):
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         """Of new observations: of xᵀβ, and E[exp(xᵀγ)]."""
         nothing = jnp.zeros_like(X)
-        _, v = q.project(jnp.concatenate([X, nothing], axis=1))
-        log_variance, spread = q.project(jnp.concatenate([nothing, X], axis=1))
+        _, v = q.moments_along(jnp.concatenate([X, nothing], axis=1))
+        log_variance, spread = q.moments_along(jnp.concatenate([nothing, X], axis=1))
         return v + jnp.exp(log_variance + 0.5 * spread)
 
     def replicated(self, params: Array, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
@@ -72,9 +72,9 @@ class HeteroscedasticRegression(LinearPredictor):
 
     def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
         nothing = jnp.zeros_like(data.X)
-        m, v = mean.project(jnp.concatenate([data.X, nothing], axis=1))
-        log_variance, spread = mean.project(jnp.concatenate([nothing, data.X], axis=1))
-        _, both = mean.project(jnp.concatenate([data.X, data.X], axis=1))
+        m, v = mean.moments_along(jnp.concatenate([data.X, nothing], axis=1))
+        log_variance, spread = mean.moments_along(jnp.concatenate([nothing, data.X], axis=1))
+        _, both = mean.moments_along(jnp.concatenate([data.X, data.X], axis=1))
         covariance = 0.5 * (both - v - spread)
         square = (data.y - m + covariance) ** 2 + v
         return -0.5 * (LOG_2PI + log_variance + square * jnp.exp(0.5 * spread - log_variance))

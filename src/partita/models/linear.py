@@ -154,7 +154,7 @@ class PoissonRegression(LinearPredictor):
 
     def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
         """E[exp f] = exp(m + v/2) for a Gaussian predictor."""
-        m, v = mean.project(data.X)
+        m, v = mean.moments_along(data.X)
         return data.y * m - jnp.exp(m + 0.5 * v) - gammaln(data.y + 1)
 
     def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
@@ -241,7 +241,7 @@ class LinearRegression(LinearPredictor):
 
     def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
         if self.noise is not None:
-            m, v = mean.project(data.X)
+            m, v = mean.moments_along(data.X)
             return self.pointwise(m, data.y, hyper) - 0.5 * v / hyper["noise"] ** 2
         X, y = data
         square = jnp.sum((X @ mean.minus_half_second_moment) * X, axis=1)  # -½ E[τ f²]
@@ -254,7 +254,7 @@ class LinearRegression(LinearPredictor):
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         if self.noise is not None:
-            return q.project(X)[1] + hyper["noise"] ** 2
+            return q.moments_along(X)[1] + hyper["noise"] ** 2
         return jnp.sum((X @ q.covariance) * X, axis=1) + q.noise_variance
 
     def response(self, f: Array) -> Array:
@@ -282,7 +282,7 @@ class RobustRegression(LinearPredictor):
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         own = self.degrees / (self.degrees - 2) * hyper["noise"] ** 2 if self.degrees > 2 else jnp.inf
-        return q.project(X)[1] + own
+        return q.moments_along(X)[1] + own
 
     def response(self, f: Array) -> Array:
         return f

@@ -76,7 +76,7 @@ class Dense(eqx.Module):
             for inputs, outputs in pairs
         )
 
-    def project(self, q: Any, X: Array, layer: int = 0) -> tuple[Array, Array]:
+    def moments_along(self, q: Any, X: Array, layer: int = 0) -> tuple[Array, Array]:
         """Mean and variance of what a layer gives, for independent weights."""
         mean, variance = q.location[layer], q.variance[layer]
         return X @ mean.weights + mean.bias, X**2 @ variance.weights + variance.bias
@@ -98,7 +98,7 @@ class Dense(eqx.Module):
         f = _gaussian(keys[0], *first) + shifts[0]
         for layer in range(1, len(shifts)):
             hidden.append(ACTIVATIONS[self.activation](f))
-            f = _gaussian(keys[layer], *self.project(q, hidden[-1], layer)) + shifts[layer]
+            f = _gaussian(keys[layer], *self.moments_along(q, hidden[-1], layer)) + shifts[layer]
         return f, hidden
 
 
@@ -265,7 +265,7 @@ class Network(Predictor):
         network = self.network
         if not isinstance(network, Dense):
             return super().draws(q, X)
-        first = network.project(q, X)
+        first = network.moments_along(q, X)
         return lambda key: network.draw(q, first, key)
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:

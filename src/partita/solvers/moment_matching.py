@@ -158,7 +158,7 @@ class MomentMatching(Solver):
 
         def sweep(_: Array, sites: tuple[Array, Array]) -> tuple[Array, Array]:
             g, h = sites
-            m, v = with_sites(g, h).project(X)
+            m, v = with_sites(g, h).moments_along(X)
             by_g, by_h = jax.vmap(matched)(jnp.arange(len(m)), m, jnp.maximum(v, TINY), g, h)
             return g + by_g, h + by_h
 
@@ -189,7 +189,7 @@ class MomentMatching(Solver):
 
 def _predictor(q: Any, x: Array) -> tuple[Array, Array]:
     """Mean and variance of xᵀθ."""
-    m, v = q.project(x[None])
+    m, v = q.moments_along(x[None])
     return m[0], jnp.maximum(v[0], TINY)
 
 
