@@ -255,7 +255,7 @@ def cases() -> Iterator[Case]:
         "power-ep/each-row": (each_row, False),
         "shared/full": (lambda: shared("full"), True),
         "shared/mean-field": (lambda: shared("mean-field"), False),
-        "solvers/l-bfgs": (lambda: linear_solver(pt.solvers.Gradient(optimiser="l-bfgs")), False),
+        "solvers/lbfgs": (lambda: linear_solver(pt.solvers.Gradient(optimiser="lbfgs")), False),
         "solvers/fixed-point": (lambda: linear_solver(pt.solvers.FixedPoint(steps=10, step_size=0.5)), False),
         "solvers/conjugate": (lambda: linear_solver(pt.solvers.ConjugateGradient()), False),
         "mixture/full": (lambda: mixture("full"), True),

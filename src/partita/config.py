@@ -13,8 +13,8 @@ from partita.foundation.foreign import parse_toml
 from partita.foundation.plain import Row
 from partita.foundation.settings_files import SettingsFile, Table, read_settings_file
 from partita.models import AbstractModel
-from partita.server.damping import as_damping
 from partita.server.hyper import LearnHyper
+from partita.server.rules import as_damping
 from partita.server.schedules import REGISTRY as SCHEDULES
 from partita.server.schedules import Schedule
 from partita.solvers import Solver

@@ -14,9 +14,8 @@ import typer
 from partita._version import __version__
 from partita.cli.federation import federation
 from partita.cli.methods import show_published_methods
-from partita.cli.paper import paper_studies
 from partita.cli.runs import run_commands
-from partita.cli.study import studies
+from partita.cli.study import paper_studies, studies
 
 app = typer.Typer(
     name="partita",

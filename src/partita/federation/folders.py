@@ -11,7 +11,7 @@ from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.files import is_file
 from partita.foundation.network import split_address
 from partita.foundation.settings_files import SettingsFile, Table, read_settings_file
-from partita.server.limits import Limits
+from partita.server.rules.limits import Limits
 from partita.server.settings import Settings
 from partita.wire.messages import Compression
 from partita.wire.naming import check_site_names

@@ -10,7 +10,7 @@ import numpy as np
 from partita._version import __version__
 from partita.errors import EngineError, InputError, MalformedMessage
 from partita.families import Family
-from partita.foundation.csv_tables import read_columns
+from partita.foundation.csv_files import read_columns
 from partita.foundation.text import MOST_REASON, clean
 from partita.models import prior_of
 from partita.models.base import prior_shapes

@@ -1,4 +1,4 @@
-"""CSV files with a header, read with bounds: numbers by column, and complaints that name file, line and column."""
+"""Tables of numbers in CSV files, read cell by cell so that what is wrong is told with its line."""
 
 import csv
 from array import array
@@ -59,8 +59,8 @@ def read_columns(
     for name in (*wanted, *needed):
         if name not in place_of:
             raise InputError(f"{path}: no column {name!r}; it has {', '.join(header)}")
-    if len(place_of) < len(header) and len({*wanted, *needed} & _twice(header)):
-        raise InputError(f"{path}: two columns are called {min({*wanted, *needed} & _twice(header))!r}: rename one")
+    if repeated := {*wanted, *needed} & _find_repeated(header):
+        raise InputError(f"{path}: two columns are called {min(repeated)!r}: rename one")
     places = [place_of[name] for name in wanted]
     cells = array("d")
     for number, row in enumerate(rows):
@@ -74,6 +74,5 @@ def read_columns(
     return wanted, np.array(cells).reshape(-1, len(wanted))
 
 
-def _twice(header: Sequence[str]) -> set[str]:
-    """Names that stand there more than once."""
+def _find_repeated(header: Sequence[str]) -> set[str]:
     return {name for name, number in Counter(header).items() if number > 1}
