@@ -11,13 +11,13 @@ import numpy as np
 
 from partita.errors import EngineError, InputError, MalformedMessage, Stalled
 from partita.foundation.checks import check_one_of, check_positive, import_extra, is_whole
-from partita.foundation.text import clean
+from partita.foundation.text import MOST_REASON, clean
 from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
 from partita.wire.codec import decode_answer, encode_question, largest_message
 from partita.wire.engine import address
 from partita.wire.job import Job
-from partita.wire.messages import MOST_REASON, Arrival, Compression, Notice, encode_task, largest
+from partita.wire.messages import Arrival, Compression, Notice, encode_task, largest
 from partita.wire.naming import SiteNames
 from partita.wire.questions import (
     ANSWERS,

@@ -11,7 +11,7 @@ from partita.errors import EngineError, InputError
 from partita.models import AbstractModel
 from partita.server.completion import complete_updates
 from partita.shards import agree_on_sizes
-from partita.site.answers import answer_questions
+from partita.site.answering import answer_questions
 from partita.site.holder import Holder
 from partita.site.worker import Worker
 from partita.wire.engine import address

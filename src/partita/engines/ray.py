@@ -16,7 +16,7 @@ from partita.foundation.runtime import cache_compilation
 from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
 from partita.shards import agree_on_sizes
-from partita.site.answers import answer_questions
+from partita.site.answering import answer_questions
 from partita.site.holder import Holder
 from partita.wire.codec import decode_answer, decode_question, encode_answer, encode_question
 from partita.wire.engine import address

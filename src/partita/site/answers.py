@@ -1,138 +1,141 @@
-"""What a site computes for each question, from its own data: everything that leaves it beside updates is made here."""
+"""What a site answers a server: it builds the model that it is told, looks at its own data, and asks its policy."""
 
-from collections.abc import Callable, Mapping
+import math
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from partita.designs.calibration import Draws, begin_random, sum_comparisons
-from partita.designs.collinearity import multiply_columns
-from partita.errors import EngineError
-from partita.foundation import moments
-from partita.foundation.frames import names_of
-from partita.models import AbstractModel
-from partita.models.layout import pack_layout
-from partita.site.holder import Holder
-from partita.site.reading import count_alike_groups
-from partita.site.tables import describe_columns
-from partita.site.worker import digest_shard
-from partita.wire import questions as q
-from partita.wire.questions import Answer, Question
+from partita._version import __version__
+from partita.errors import EngineError, InputError, MalformedMessage, PolicyRefusal
+from partita.families import Family
+from partita.foundation.csv_files import read_columns
+from partita.foundation.text import MOST_REASON, clean
+from partita.models import prior_of
+from partita.models.base import prior_shapes
+from partita.shards import padded_together
+from partita.site.consent import Consent
+from partita.site.settings import SITE, SiteSettings, read_site
+from partita.site.worker import Worker, load_shard
+from partita.wire.codec import decode_question, encode_answer
+from partita.wire.messages import decode_task, encode_update
+from partita.wire.naming import SiteNames
+from partita.wire.questions import About, AboutAnswer, Answer, Evaluate, EvaluateAnswer, Question
+from partita.wire.recipe import Columns, Recipe
 
-Answers = Callable[[Holder, int, Any], Answer]
-
-
-def answer_questions(holder: Holder, questions: Mapping[int, Question]) -> dict[int, Answer]:
-    """What sites answer; to questions of one kind, one for each site that is asked."""
-    if not questions:
-        return {}
-    kind = type(next(iter(questions.values())))
-    if kind is q.Evaluate:
-        return _evaluate(holder, questions)
-    answer = _ANSWERS[kind]
-    return {site: answer(holder, site, question) for site, question in questions.items()}
+# All that a server hears of what is wrong with a site's data or settings, or against its policy.
+CANNOT = "cannot answer; its own log says why"
 
 
-def _evaluate(holder: Holder, questions: Mapping[int, Any]) -> dict[int, Answer]:
-    """All sites at once: what is asked of the same posterior is one compiled call."""
-    first = next(iter(questions.values()))
-    factors = {site: question.factor for site, question in questions.items()}
-    values = holder.worker.evaluate(first.posterior, first.hyper, None if first.factor is None else factors)
-    return {site: q.EvaluateAnswer(values[site]) for site in questions}
+class Site:
+    """Answers a server, from data that stay here. Settings and data are read again when their files change.
+
+    Args:
+        folder: the site's.
+        accepts: whether the first recipe that the server asks under is accepted, where none has been.
+    """
+
+    def __init__(self, folder: Path, accepts: bool = False):
+        self.folder, self._accepts = folder, accepts
+        self._consent = Consent(folder)
+        self._known: tuple[Any, ...] = ()
+        self._worker: Worker | None = None
+        self._like: Family | None = None
+        # What was wrong last, in words that stay here: they may quote the data.
+        self.problem = ""
+
+    def answer(self, kind: str, request: dict[str, Any]) -> dict[str, Any]:
+        """The payload that was asked for; or what is wrong, as far as it is the server's business."""
+        try:
+            return {"payload": self._answer(kind, request)}
+        except Exception as error:
+            # It may quote what the server sent.
+            self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
+            return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
+
+    def _answer(self, kind: str, request: dict[str, Any]) -> bytes:
+        try:
+            number, payload = int(request["site"]), bytes(request["payload"])
+            text, digest, version = (str(request[name]) for name in ("recipe", "digest", "version"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
+        worker, like = self._ready(number, text, digest, version)
+        self._consent.count(kind, read_site(self.folder).policy)
+        if kind != "refine":
+            question = decode_question(kind, payload, like)
+            return encode_answer(type(question), _answer_question(worker, number, question))
+        task = decode_task(payload, like)
+        if task.site != number:
+            raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
+        (update,) = worker.refine([task])
+        return encode_update(update, "float16" if request.get("compression") == "float16" else "none")
+
+    def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family]:
+        settings = read_site(self.folder)
+        _check_version(version)
+        self._consent.check(text, self._accepts)
+        known = (number, text, digest, version, settings, _stamp(settings.data))
+        if self._worker is None or known != self._known:
+            self._worker = None
+            recipe = Recipe.parse(text)
+            # By shapes alone: a model that is too large must not be made to find that out.
+            shapes = prior_shapes(recipe.model, recipe.model.hyper)
+            settings.policy.check_parameters(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)))
+            _check_digest(recipe, digest)
+            like = prior_of(recipe.model, recipe.model.hyper)
+            X, y = read_table(settings, recipe.columns)
+            settings.policy.check_rows(len(y))
+            job = recipe.job
+            with SiteNames((settings.name,)).told():
+                (shard,) = padded_together([load_shard(job.model, 0, (X, y))])
+            self._worker, self._like = Worker(job, {number: shard}), like
+            self._known = known
+        assert self._like is not None
+        return self._worker, self._like
 
 
-def _about(holder: Holder, site: int, question: q.About) -> Answer:
-    return q.AboutAnswer(float(holder.worker.shards[site].rows))
+def _answer_question(worker: Worker, number: int, question: Question) -> Answer:
+    """What a recipe's questions are answered with. Other questions are known to Partita, and to no policy yet."""
+    match question:
+        case About():
+            return AboutAnswer(float(worker.shards[number].rows))
+        case Evaluate(posterior=posterior, hyper=hyper, factor=factor):
+            factors = None if factor is None else {number: factor}
+            return EvaluateAnswer(worker.evaluate(posterior, hyper, factors)[number])
+    raise PolicyRefusal(f"the server asks for {question.name!r}, which this site's policy does not allow")
 
 
-def _digest(holder: Holder, site: int, question: q.Digest) -> Answer:
-    return q.DigestAnswer(digest_shard(holder.worker.shards[site]))
+def _check_version(version: str) -> None:
+    if version != __version__:
+        raise EngineError(
+            f"the server has Partita {version}, this site has {__version__}: install the same version on both"
+        )
 
 
-def _column_names(holder: Holder, site: int, question: q.ColumnNames) -> Answer:
-    shard = holder.raw(site)
-    is_rows = isinstance(shard, tuple | list) and len(shard) > 0
-    return q.ColumnNamesAnswer(names_of(shard[0]) if is_rows else None)
+def _check_digest(recipe: Recipe, digest: str) -> None:
+    if recipe.digest != digest:
+        raise EngineError(
+            "this site builds another model from the server's settings: "
+            "compare the versions of Python and Partita on both sides"
+        )
 
 
-def _lay_out(holder: Holder, site: int, question: q.Layout) -> Answer:
-    layout, location, scale, is_gaussian = _known_model(holder).lay_out(site, holder.raw(site))
-    return q.LayoutAnswer(pack_layout(layout), location, scale, is_gaussian)
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{path}: {getattr(error, 'strerror', error)}: put the data there, or change `data` in site.toml"
+        ) from None
+    return found.st_mtime_ns, found.st_size
 
 
-def _find_groups(holder: Holder, site: int, question: q.Groups) -> Answer:
-    return q.GroupsAnswer(*_known_model(holder).find_groups(site, holder.raw(site)))
-
-
-def _known_model(holder: Holder) -> AbstractModel:
-    if holder.model is None:
-        raise EngineError("sites know no model yet: connect the engine with one before asking what it is made of")
-    return holder.model
-
-
-def _describe_levels(holder: Holder, site: int, question: q.Levels) -> Answer:
-    frame = holder.table(site, question.weights)
-    columns = describe_columns(holder.names.of(site), frame, question.names, question.categorical)
-    return q.LevelsAnswer(tuple(columns.values()), len(frame), count_alike_groups(frame, question.group))
-
-
-def _count_rows(holder: Holder, site: int, question: q.Rows) -> Answer:
-    fitted, _ = holder.parts(site, question.reading)
-    two_valued = np.all((fitted.X == 0) | (fitted.X == 1), axis=0)
-    return q.RowsAnswer(
-        rows=len(fitted.y),
-        groups=fitted.groups,
-        missing=fitted.missing,
-        largest_group=fitted.largest_group,
-        digest=fitted.digest(holder.names.name(site)),
-        two_valued=tuple(two_valued.tolist()),
-    )
-
-
-def _sum_moments(holder: Holder, site: int, question: q.Moments) -> Answer:
-    X, y, weights = _columns(holder, site, question.reading)
-    if question.reading is None:
-        together = moments.Moments.of(np.column_stack([X, y]), weights)
-        parts = [(together.mean[part], together.total[part]) for part in (slice(None, -1), slice(-1, None))]
-    else:
-        parts = [(own.mean, own.total) for own in (moments.Moments.of(part, weights) for part in (X, y))]
-    (mean, total), (target_mean, target_total) = parts
-    size, target_size = (np.abs(part).max(axis=0) for part in (X, y))
-    return q.MomentsAnswer(float(weights.sum()), mean, total, size, target_mean, target_total, target_size)
-
-
-def _multiply(holder: Holder, site: int, question: q.Products) -> Answer:
-    X, _, _ = _columns(holder, site, question.reading)
-    return q.ProductsAnswer(multiply_columns(X, question.used, question.centre, question.unit))
-
-
-def _columns(holder: Holder, site: int, reading: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets in one column, and weights: of a table, or of a shard as it is."""
-    if reading is not None:
-        rows = holder.rows(site, reading)
-        return rows.X, rows.y[:, None], np.ones(len(rows.y))
-    X, y, *rest = holder.raw(site)
-    weights = np.asarray(rest[0]) if rest else np.ones(len(X))
-    return np.asarray(X), np.asarray(y).reshape(len(X), -1), weights
-
-
-def _compare(holder: Holder, site: int, question: q.Predict) -> Answer:
-    fitted, held_out = holder.parts(site, question.reading)
-    rows = held_out if question.reading.held_out > 0 else fitted
-    _, rng = begin_random(question.seed, holder.names.name(site))
-    draws = Draws(question.coefficients, question.others)
-    return q.PredictAnswer(len(rows.y), sum_comparisons(question.reading.design, draws, rows.X, rows.y, rng))
-
-
-_ANSWERS: dict[type[Question], Answers] = {
-    q.About: _about,
-    q.ColumnNames: _column_names,
-    q.Layout: _lay_out,
-    q.Groups: _find_groups,
-    q.Digest: _digest,
-    q.Levels: _describe_levels,
-    q.Rows: _count_rows,
-    q.Moments: _sum_moments,
-    q.Products: _multiply,
-    q.Predict: _compare,
-}
+def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """This site's features and target, scaled as everybody's are."""
+    unknown = sorted(set(settings.columns) - {*columns.features, columns.target})
+    if unknown:
+        raise InputError(f"{settings.path / SITE}: [columns] {unknown[0]}: the federation has no such column")
+    names = [settings.columns.get(name, name) for name in (*columns.features, columns.target)]
+    _, table = read_columns(settings.data, names)
+    return columns.scale_rows(table[:, :-1]), table[:, -1]

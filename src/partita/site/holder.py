@@ -16,7 +16,7 @@ from partita.wire.naming import SiteNames
 
 
 class Holder:
-    """Holds the data of some sites, answers questions about them (`site.answers`), and does the work of their tasks.
+    """Holds the data of some sites, answers questions about them (`site.answering`), and does the work of their tasks.
 
     Data are what a model takes, tables, files, or functions that load either. Functions are called here and nowhere
     else, once before the work begins.

@@ -84,3 +84,14 @@ def _name_files(files: Sequence[Any], folder: Path | None) -> dict[str, Path]:
     if len(set(names)) < len(names):
         raise InputError("sites: two files have the same name; give a table of names and files")
     return dict(zip(names, paths, strict=True))
+
+
+def check_site_names(names: Sequence[str]) -> None:
+    """That sites have names that can be those of folders and keys."""
+    for name in names:
+        if len(name) > 40 or not all(c.isalnum() or c in "-_" for c in name) or not name[:1].isalnum():
+            raise InputError(f"site {name!r}: use letters, digits, - and _, at most 40 of them")
+    if len(set(names)) < len(names):
+        raise InputError("sites: a name is there twice")
+    if not names:
+        raise InputError("sites: expected at least one name")
