@@ -11,10 +11,10 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import digamma, gammaln, multigammaln, polygamma
 
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.families.gamma import shape_from_gap
-from partita.families.gaussian import LOG_2PI
 from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced
 
 

@@ -16,9 +16,9 @@ from jax.scipy.stats import t as student
 from scipy.interpolate import CubicSpline
 
 from partita.errors import InputError
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.families.base import Family, Substitution, Tree, inner
 from partita.families.cone import Cone
-from partita.families.gaussian import LOG_2PI
 from partita.families.marginals import Marginals
 from partita.families.normal_conjugate import NormalGammaParams, bordered, from_lower_free, lower_free
 from partita.foundation.runtime import Array, as_array, in_own_precision

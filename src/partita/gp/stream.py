@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 from partita.errors import ImproperDensity, InputError
 from partita.families import Gaussian, MeanField
-from partita.families.gaussian import MeanFieldMoments
+from partita.families.mean_field import MeanFieldMoments
 from partita.foundation.checks import check_count, check_not_negative, check_positive
 from partita.foundation.moments import Affine
 from partita.foundation.runtime import Array, on_host, precision

@@ -9,8 +9,8 @@ from jax.scipy.special import gammaln, log_ndtr, ndtr
 from jax.scipy.stats import t as student
 
 from partita.errors import InputError, ShardError
-from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
-from partita.families.gaussian import LOG_2PI
+from partita.families import GAUSSIANS, Family, WeightsAndNoise
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, precision
 from partita.models.base import Hyper, Predictor, Rows, check_labels
@@ -42,7 +42,7 @@ class LinearPredictor(Predictor):
             raise InputError(f"intercept: expected true or false, got {self.intercept!r}")
         check_count(features=self.features if self.features or not self.intercept else 1)
         check_positive(prior_scale=self.prior_scale, intercept_scale=self.intercept_scale)
-        if self.posterior not in ("full", "mean-field"):
+        if self.posterior not in GAUSSIANS:
             raise InputError(f'posterior: expected "full" or "mean-field", got {self.posterior!r}')
 
     @classmethod
@@ -65,8 +65,12 @@ class LinearPredictor(Predictor):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = self.prior_precision(hyper)
-        zeros = jnp.zeros_like(precision)
-        return Gaussian(zeros, jnp.diag(precision)) if self.posterior == "full" else MeanField(zeros, precision)
+        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
+
+    @property
+    def family(self) -> type[Family]:
+        """The family of prior, factors and posterior."""
+        return GAUSSIANS[self.posterior] if self.given_prior is None else type(self.given_prior)
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         if y.ndim != 1:
@@ -200,7 +204,7 @@ class LinearRegression(LinearPredictor):
     @property
     def conjugate(self) -> bool:  # type: ignore[override]
         """A mean-field message is not where it leads to: coefficients move together."""
-        return self.posterior == "full"
+        return self.noise is None or self.family.is_full
 
     @property
     def exact(self) -> bool:
@@ -251,6 +255,9 @@ class LinearRegression(LinearPredictor):
     def replicated(self, params: Any, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
         w, noise = (params, hyper["noise"]) if self.noise is not None else (params[0], 1 / jnp.sqrt(params[1]))
         return {"y": data.X @ w + noise * jax.random.normal(key, data.y.shape, data.y.dtype)}
+
+    def expected_response(self, q: Any, X: Array) -> Array | None:
+        return X @ q.location if self.noise is None else None
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         if self.noise is not None:
@@ -309,7 +316,7 @@ class SoftmaxRegression(LinearPredictor):
     @property
     def projected(self) -> bool:  # type: ignore[override]
         """Several correlated predictors per row have no cheap projection."""
-        return self.posterior == "mean-field"
+        return self.family.is_mean_field
 
     @property
     def outputs(self) -> int:  # type: ignore[override]
@@ -317,9 +324,8 @@ class SoftmaxRegression(LinearPredictor):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = jnp.tile(self.prior_precision(hyper), (self.classes, 1))
-        if self.posterior == "mean-field":
-            return MeanField(jnp.zeros_like(precision), precision)
-        return Gaussian(jnp.zeros(precision.size, self.dtype), jnp.diag(precision.ravel()))
+        precision = precision if self.posterior == "mean-field" else precision.ravel()
+        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         return check_labels(site, LinearPredictor.targets(self, site, y), self.classes).astype(np.int32)

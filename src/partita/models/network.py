@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.errors import InputError, ShardError
 from partita.families import Family, MeanField
-from partita.families.gaussian import LOG_2PI
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive, is_whole
 from partita.foundation.runtime import Array
 from partita.foundation.text import clean

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError, ShardError, reason
-from partita.families import Family, Gaussian, MeanField
+from partita.families import GAUSSIANS, Family, MeanField
 from partita.foundation.checks import import_extra
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper, Weighted
@@ -109,8 +109,7 @@ class NumPyroModel(AbstractModel):
     def natural_prior(self, hyper: Hyper) -> Family:
         self._sized()
         precision = 1 / jnp.asarray(self.scale) ** 2
-        pull = precision * jnp.asarray(self.location)
-        return Gaussian(pull, jnp.diag(precision)) if self.posterior == "full" else MeanField(pull, precision)
+        return GAUSSIANS[self.posterior].independent(jnp.asarray(self.location), precision)
 
     @property
     def start(self) -> Family | None:
@@ -389,7 +388,7 @@ def from_numpyro(
     import_extra("numpyro", "NumPyro", "numpyro")
     if not callable(model):
         raise InputError(f"model: expected a function with numpyro.sample statements, got {type(model).__name__}")
-    if posterior not in ("full", "mean-field"):
+    if posterior not in GAUSSIANS:
         raise InputError(f'posterior: expected "full" or "mean-field", got {posterior!r}')
     names = (data,) if isinstance(data, str) else tuple(data)
     takes = inspect.signature(model).parameters

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from partita.families import Family, Gaussian, MeanField
+from partita.families import Family
 from partita.foundation.runtime import precision
 from partita.models import AbstractModel
 from partita.models.linear import LinearPredictor
@@ -51,17 +51,14 @@ def intervals(
     posterior: Family, units: np.ndarray | None = None
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray] | None:
     """Parameters as a tree, and the quantiles of all of them in a row; of the first ones times a matrix, if given."""
-    if isinstance(posterior, Gaussian | MeanField):
-        middle, scale = _flat(posterior.location), _flat(posterior.scale)
+    if posterior.is_gaussian:
+        gaussian = posterior.as_gaussian("report")
+        middle, scale = _flat(gaussian.location), _flat(gaussian.scale)
         if units is not None:
-            A = _padded(units, len(middle))
-            middle = A @ middle
-            if isinstance(posterior, Gaussian):
-                scale = np.sqrt(np.sum((A @ np.asarray(posterior.covariance)) * A, axis=1))  # diag(A Σ Aᵀ)
-            else:
-                scale = np.sqrt(A**2 @ scale**2)
+            found = gaussian.marginals(_padded(units, len(middle)))
+            middle, scale = found.mean, found.deviation
         half = float(ndtri(0.975)) * scale
-        return posterior.location, middle - half, middle, middle + half
+        return gaussian.location, middle - half, middle, middle + half
     with precision(posterior.dtype):
         like = jax.eval_shape(posterior.sample, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(like)) > MOST_DRAWN:

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.families import MeanField
-from partita.families.gaussian import MeanFieldMoments
+from partita.families.mean_field import MeanFieldMoments
 from partita.foundation.runtime import Array, on_host, precision
 from partita.gp.kernels import SquaredExponential
 from partita.gp.likelihoods import Probit
