@@ -5,18 +5,28 @@ PIP := -m pip --disable-pip-version-check install --quiet --no-warn-script-locat
 # Nothing is installed whose hash is not known; Partita itself is built with what is there then.
 INSTALL = $(BIN)/python $(PIP) --require-hashes -r requirements/$(1).txt && \
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
-COMPILE := .venv-release/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url \
-	--python-version 3.11 --constraints constraints.txt
+PIN := .venv-release/bin/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --python-version 3.11
+COMPILE := $(PIN) --generate-hashes --constraints constraints.txt
 VERSION := $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/partita/_version.py)
 WORKERS ?= 2
 
-.PHONY: demo test engines check docs docs-serve format bench soak picture lock hashes bom clean
+.PHONY: demo test coverage methods engines check hooks docs docs-serve format bench soak picture lock pin hashes bom clean
 
 demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
 
 test: .venv/dev.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not engines"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not engines" $(COVER)
+
+# The same and the engines, and which lines they reach: the modules that are covered least stand last.
+coverage: .venv/engines.stamp
+	$(MAKE) test COVER="--cov --cov-report="
+	$(MAKE) engines COVER="--cov --cov-report= --cov-append"
+	$(BIN)/coverage report --sort=-cover --skip-covered | tail -24
+
+# Every row of the paper's table beside its reference.
+methods: .venv/dev.stamp
+	$(BIN)/partita methods --check --quiet
 
 check: .venv/dev.stamp docs
 	$(BIN)/ruff format --check .
@@ -30,6 +40,10 @@ docs: .venv/dev.stamp
 
 docs-serve: .venv/dev.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+# What `git commit` checks from now on, in this clone.
+hooks: .venv/dev.stamp
+	$(BIN)/pre-commit install
 
 format: .venv/dev.stamp
 	$(BIN)/ruff format .
@@ -47,7 +61,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.scaling
 
 engines: .venv/engines.stamp
-	$(BIN)/python -m pytest -m engines
+	$(BIN)/python -m pytest -m engines $(COVER)
 
 soak: .venv/dev.stamp
 	$(BIN)/partita study kill-and-resume
@@ -67,6 +81,11 @@ lock: .venv-release/stamp
 	.venv-lock/bin/python -m pip install --quiet '.[dev,ray,flower]'
 	.venv-lock/bin/python -m pip freeze --all --exclude partita --exclude pip > constraints.txt
 	rm -rf .venv-lock build
+	$(MAKE) pin
+
+# What pyproject.toml asks for beyond constraints.txt is added to it; versions that are pinned there stay.
+pin: .venv-release/stamp
+	$(PIN) pyproject.toml --extra dev --extra ray --extra flower --output-file constraints.txt
 	$(MAKE) hashes
 
 hashes: .venv-release/stamp

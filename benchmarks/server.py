@@ -20,7 +20,7 @@ from benchmarks.scaling import resident
 from partita.models import prior_of
 from partita.server.ledger import Ledger
 from partita.wire.job import Job
-from partita.wire.messages import Arrival, Compression, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.wire.messages import Arrival, Compression, decode_task, decode_update, encode_task, encode_update
 from partita.wire.tasks import Task, Update
 
 FOLDS, MANY = 10_000, 10_000
@@ -70,7 +70,7 @@ def folds_with_fsync(folds: int) -> None:
     prior = prior_of(model, model.hyper)
     (task,) = Ledger(prior, 1).dispatch([0], {}, message_only=True)
     for compression in get_args(Compression):
-        down, up = len(encoded_task(task, compression)), len(encoded_update(Update(0, 0, prior, 0.0), compression))
+        down, up = len(encode_task(task, compression)), len(encode_update(Update(0, 0, prior, 0.0), compression))
         print(f"bytes on the wire, {compression}: {down:,} down, {up:,} up; 8 per weight are {8 * weights:,}")
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         payload = bytes(prior.nbytes)
@@ -109,9 +109,9 @@ class Wired(pt.engines.InProcess):
         work = self._worker.refine
 
         def refine(tasks: Sequence[Task]) -> list[Update]:
-            sent = [decoded_task(encoded_task(task, self.compression), self._like) for task in tasks]
-            back = [(update, encoded_update(update, self.compression)) for update in work(sent)]
-            return [decoded_update(update.site, update.version, payload, self._like) for update, payload in back]
+            sent = [decode_task(encode_task(task, self.compression), self._like) for task in tasks]
+            back = [(update, encode_update(update, self.compression)) for update in work(sent)]
+            return [decode_update(update.site, update.version, payload, self._like) for update, payload in back]
 
         self._worker.refine = refine
 

@@ -24,7 +24,7 @@ from partita.server.settings import Options, Settings, check_kinds, check_seed
 from partita.server.storage import Journal
 from partita.shards import Shard
 from partita.site.columns import Columns, arrange_together
-from partita.site.worker import Worker, all_loaded
+from partita.site.worker import Worker, load_shards
 from partita.solvers import FixedPoint
 from partita.solvers.choice import SOLVES
 from partita.telemetry import Callback
@@ -276,7 +276,7 @@ def check_sites(model: AbstractModel, shards: Sequence[Any]) -> None:
 def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
     """Every site's data, checked before any work begins."""
     check_sites(model, shards)
-    return all_loaded(model, shards)
+    return load_shards(model, shards)
 
 
 def check_log_probs(log_probs: Mapping[int, float]) -> None:

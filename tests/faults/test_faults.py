@@ -27,7 +27,7 @@ from partita.server.ledger import Ledger
 from partita.server.limits import Limits
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 from partita.studies.faults.chaos import Chaos
-from partita.wire.messages import HEADER, Notice, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.wire.messages import HEADER, Notice, decode_task, decode_update, encode_task, encode_update
 from partita.wire.tasks import Task, Update
 
 ROOT = Path(__file__).parents[2]
@@ -328,41 +328,41 @@ TASK = Task(1, 5, LIKE, LIKE, {"noise": 2.0}, start=LIKE)
 @settings(max_examples=200)
 def test_13_random_bytes_are_refused(payload):
     with pytest.raises(MalformedUpdate, match="site 1"):
-        decoded_update(1, 5, payload, LIKE)
+        decode_update(1, 5, payload, LIKE)
     with pytest.raises(MalformedMessage):
-        decoded_task(payload, LIKE)
+        decode_task(payload, LIKE)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 @settings(max_examples=200)
 def test_13_flipped_bytes_are_refused_or_change_numbers_only(place, mask):
     """A task carries its own digest; an update is checked by the journal's, and by the ledger."""
-    payload = bytearray(encoded_task(TASK))
+    payload = bytearray(encode_task(TASK))
     payload[place % len(payload)] ^= mask
     with suppress(MalformedMessage):
-        task = decoded_task(bytes(payload), LIKE)
+        task = decode_task(bytes(payload), LIKE)
         assert _bytes(task.cavity) == _bytes(LIKE)
-    payload = bytearray(encoded_update(UPDATE))
+    payload = bytearray(encode_update(UPDATE))
     payload[place % len(payload)] ^= mask
     with suppress(MalformedUpdate):
-        update = decoded_update(1, 5, bytes(payload), LIKE)
+        update = decode_update(1, 5, bytes(payload), LIKE)
         assert [np.shape(leaf) for leaf in jax.tree.leaves(update.change)] == [(3,), (3, 3)]
 
 
 def test_13_oversized_payloads_are_refused_before_they_are_read():
-    large = encoded_update(dataclasses.replace(UPDATE, change=Gaussian.from_moments(np.zeros(60), np.eye(60))))
+    large = encode_update(dataclasses.replace(UPDATE, change=Gaussian.from_moments(np.zeros(60), np.eye(60))))
     assert len(large) > HEADER
     with pytest.raises(MalformedUpdate, match="at most"):
-        decoded_update(1, 5, large, LIKE)
+        decode_update(1, 5, large, LIKE)
     with pytest.raises(MalformedUpdate, match="header"):
-        decoded_update(1, 5, (2**40).to_bytes(8, "little") + b"{}", LIKE)
+        decode_update(1, 5, (2**40).to_bytes(8, "little") + b"{}", LIKE)
 
 
 def test_13_what_is_written_is_read():
-    update = decoded_update(1, 5, encoded_update(UPDATE), LIKE)
+    update = decode_update(1, 5, encode_update(UPDATE), LIKE)
     assert _bytes(update.change) == _bytes(LIKE)
     assert dataclasses.replace(update, change=LIKE) == UPDATE
-    task = decoded_task(encoded_task(TASK), LIKE)
+    task = decode_task(encode_task(TASK), LIKE)
     assert _bytes((task.cavity, task.factor, task.start)) == _bytes((LIKE, LIKE, LIKE))
     assert (task.site, task.version, task.hyper, task.anchor) == (1, 5, {"noise": 2.0}, None)
 
@@ -373,23 +373,21 @@ NETWORK = pt.models.Network([30, 40, 2])
 def test_13_a_network_costs_one_density_each_way():
     prior = prior_of(NETWORK, NETWORK.hyper)
     (task,) = Ledger(prior, 2).dispatch([1], NETWORK.hyper, NETWORK.start, message_only=True)
-    sizes = [len(encoded_task(task)), len(encoded_update(Update(1, 0, prior, 0.0)))]
+    sizes = [len(encode_task(task)), len(encode_update(Update(1, 0, prior, 0.0)))]
     assert max(sizes) <= prior.nbytes + 4096
     assert task.nbytes <= prior.nbytes + 8 * len(NETWORK.hyper)
-    there = decoded_task(encoded_task(task), prior)
+    there = decode_task(encode_task(task), prior)
     assert there.message_only
     assert _bytes(there.start) == _bytes(task.start)
-    halves = [len(encoded_task(task, "float16")), len(encoded_update(Update(1, 0, prior, 0.0), "float16"))]
+    halves = [len(encode_task(task, "float16")), len(encode_update(Update(1, 0, prior, 0.0), "float16"))]
     assert max(halves) <= prior.nbytes / 2 + 4096
 
 
 @given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3))
 def test_13_compression_keeps_three_digits(numbers):
     change = MeanField(np.array(numbers, np.float32), np.abs(np.array(numbers, np.float32)))
-    payload = encoded_update(Update(0, 0, change, 0.0), "float16")
-    for a, b in zip(
-        jax.tree.leaves(decoded_update(0, 0, payload, change).change), jax.tree.leaves(change), strict=True
-    ):
+    payload = encode_update(Update(0, 0, change, 0.0), "float16")
+    for a, b in zip(jax.tree.leaves(decode_update(0, 0, payload, change).change), jax.tree.leaves(change), strict=True):
         np.testing.assert_allclose(a, b, rtol=5e-4, atol=1e-8 * np.max(np.abs(b), initial=0))
 
 
@@ -459,7 +457,7 @@ def test_15_what_needs_no_answer_changes_nothing(tmp_path):
 def test_11_numbers_that_nobody_can_have_meant_are_refused():
     for wrong in ({"outcome": 99}, {"outcome": -1}, {"steps": -3}):
         with pytest.raises(MalformedUpdate, match="cannot be read"):
-            decoded_update(1, 5, encoded_update(dataclasses.replace(UPDATE, **wrong)), LIKE)
+            decode_update(1, 5, encode_update(dataclasses.replace(UPDATE, **wrong)), LIKE)
     corrupt = {1: lambda update: dataclasses.replace(update, hyper_gradient={})}
     result = fit(Chaos(corrupt=corrupt), hyper=pt.LearnHyper())
     assert all(np.isfinite(value) for value in result.hyper.values())

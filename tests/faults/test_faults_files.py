@@ -49,7 +49,7 @@ from partita.server import storage
 from partita.server.ledger import Ledger
 from partita.server.schedules import Asynchronous, Synchronous
 from partita.studies.faults import torn_payloads
-from partita.wire.messages import Notice, decoded_update
+from partita.wire.messages import Notice, decode_update
 
 ROOT = Path(__file__).parents[2]
 GENERATOR = np.random.default_rng(0)
@@ -211,7 +211,7 @@ def test_27_a_dtype_with_a_name_of_12_kb_is_told_in_a_line():
     ).encode()
     payload = len(header).to_bytes(8, "little") + header + bytes(8)
     with pytest.raises(MalformedUpdate) as caught:
-        decoded_update(0, 0, payload, prior_of(MODEL, MODEL.hyper))
+        decode_update(0, 0, payload, prior_of(MODEL, MODEL.hyper))
     assert is_plain(str(caught.value))
     assert len(str(caught.value)) < 500
 

@@ -712,9 +712,9 @@ def test_21_nor_is_anything_buried_beside_a_location(schedule, size):
 
 
 def test_04_gradients_are_read_in_one_order():
-    from partita.wire.messages import decoded_update, encoded_update
+    from partita.wire.messages import decode_update, encode_update
 
     prior = PRIORS["MeanField"]
     sent = Update(0, 0, prior, 0.0, hyper_gradient=dict.fromkeys("dacbfe", 1.0))
-    orders = {tuple(decoded_update(0, 0, encoded_update(sent), prior).hyper_gradient) for _ in range(30)}
+    orders = {tuple(decode_update(0, 0, encode_update(sent), prior).hyper_gradient) for _ in range(30)}
     assert orders == {tuple("abcdef")}

@@ -28,7 +28,7 @@ from partita.server.damping import as_damping
 from partita.server.damping.policies import Proposal
 from partita.server.ledger import Ledger
 from partita.site.consent import Consent
-from partita.wire.messages import encoded_question, encoded_task
+from partita.wire.messages import encode_question, encode_task
 from partita.wire.questions import RECORD
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
@@ -71,10 +71,10 @@ def change(path, old, new):
 def question(recipe, kind="evaluate"):
     model = recipe.model
     prior = prior_of(model, model.hyper)
-    payload = encoded_question(prior, model.hyper) if kind == "evaluate" else b""
+    payload = encode_question(prior, model.hyper) if kind == "evaluate" else b""
     if kind == "refine":
         (task,) = Ledger(prior, 2).dispatch([0], model.hyper)
-        payload = encoded_task(task)
+        payload = encode_task(task)
     return {**recipe.greeting, "site": 0, "payload": payload}
 
 

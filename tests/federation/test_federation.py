@@ -24,7 +24,7 @@ from partita.models import prior_of
 from partita.report.posterior import in_units, intervals
 from partita.server.ledger import Ledger
 from partita.server.schedules import Board
-from partita.wire.messages import decoded_update, encoded_question, encoded_task
+from partita.wire.messages import decode_update, encode_question, encode_task
 
 FEATURES = ("age", "bmi")
 GENERATOR = np.random.default_rng(0)
@@ -70,15 +70,15 @@ def test_a_site_answers_as_it_would_in_process(server, folder):
     assert site.answer("about", {**greeting, "payload": b""}) == {"payload": np.float64(30).tobytes()}
     prior = prior_of(model, model.hyper)
     (task,) = Ledger(prior, 2).dispatch([1], model.hyper)
-    payload = site.answer("refine", {**greeting, "payload": encoded_task(task)})["payload"]
-    update = decoded_update(1, 0, payload, prior)
+    payload = site.answer("refine", {**greeting, "payload": encode_task(task)})["payload"]
+    update = decode_update(1, 0, payload, prior)
     run, shards = prepare(model, [(X, Y)], recipe.settings)
     run.engine.open(run.job(), shards)
     run.engine.submit(run.ledger.dispatch([0], model.hyper), 0.0)
     (there,) = run.engine.collect()
     for a, b in zip(update.change.__dict__.values(), there.change.__dict__.values(), strict=True):
         np.testing.assert_array_equal(a, b)
-    asked = {**greeting, "payload": encoded_question(prior, model.hyper)}
+    asked = {**greeting, "payload": encode_question(prior, model.hyper)}
     assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.evaluate(prior, model.hyper)[0]
 
 
@@ -102,7 +102,7 @@ def test_what_is_wrong_at_a_site_is_said(server, folder):
     assert "MalformedMessage" in Site(folder, accepts=True).answer("about", {"payload": b""})["error"]
     prior = prior_of(pt.models.LogisticRegression(features=2), {"prior_scale": 1.0})
     (task,) = Ledger(prior, 2).dispatch([0], {})
-    assert "it is for site 0, and this is site 1" in told("refine", payload=encoded_task(task))
+    assert "it is for site 0, and this is site 1" in told("refine", payload=encode_task(task))
     change(folder / "data.csv", "YEARS", "AGE")
     assert "data.csv: no column 'YEARS'; it has bmi, name, ill, AGE" in told()
     change(folder / "site.toml", 'age = "YEARS"', 'weight = "AGE"')

@@ -11,7 +11,7 @@ import partita as pt
 from partita.errors import ImproperDensity, InputError
 from partita.foundation.moments import Affine
 from partita.gp import Learning, SparseGP, Stream, kernels, likelihoods
-from partita.gp.stream import padded
+from partita.gp.padding import pad_batch
 
 FIXED = Learning("fixed", points_per_batch=100)
 KERNEL = kernels.Matern32(variance=1.3, lengthscale=0.8)
@@ -239,10 +239,10 @@ def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
     y = {likelihoods.Poisson: np.round(300 * np.exp(y)), likelihoods.StudentT: y + 5.0 * (np.arange(40) % 13 == 0)}.get(
         type(likelihood), (y > 0).astype(float)
     )
-    gp, batch = SparseGP(kernels.Matern32(variance, 0.8), likelihood), padded(X, y[None])
+    gp, batch = SparseGP(kernels.Matern32(variance, 0.8), likelihood), pad_batch(X, y[None])
     stream = Stream.begin(gp, dataclasses.replace(FIXED, points_per_batch=20), 1)
     with pt.foundation.runtime.precision(np.float64):
-        step, _ = stream._placed(batch)
+        step, _ = stream.placement.place(batch)
         step = step._replace(jitter=1e-9)
 
         @jax.jit
@@ -250,7 +250,7 @@ def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
             def bound(sites):
                 return gp.free_energy(stream.params, step, sites)
 
-            return gp.improved(sites, share, bound), bound(sites)[0]
+            return gp.improve_sites(sites, share, bound), bound(sites)[0]
 
         state, totals = (gp.first_sites(batch), np.ones(())), []
         for _ in range(40):

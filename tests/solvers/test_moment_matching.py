@@ -17,7 +17,7 @@ from partita.free_energy import LocalProblem
 from partita.server.settings import Settings
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 from partita.studies.methods import comparisons, problems
-from partita.wire.messages import encoded_question
+from partita.wire.messages import encode_question
 
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.normal(size=(12, 2))
@@ -97,12 +97,12 @@ def test_sites_across_a_wire_are_asked_with_their_factors():
     job = prepare(PROBIT, ROWS, Settings(solver=MomentMatching()))[0].job()
     holder = Holder(job, dict(enumerate(ROWS)), None, "none")
     holder.prepare(dict.fromkeys(range(len(ROWS)), 1))
-    asked = {m: encoded_question(result.posterior, result.hyper, t) for m, t in enumerate(result.factors)}
+    asked = {m: encode_question(result.posterior, result.hyper, t) for m, t in enumerate(result.factors)}
     said = holder.evaluate(asked)
     assert_allclose([said[m] for m in range(len(ROWS))], result.expected_log_probs, rtol=1e-12)
     assert_allclose(sum(said.values()) - result.posterior.kl(result.prior), result.log_evidence, rtol=1e-12)
     # Without factors, they are asked for what a bound is made of.
-    plain = holder.evaluate({None: encoded_question(result.posterior, result.hyper)})
+    plain = holder.evaluate({None: encode_question(result.posterior, result.hyper)})
     bound = pt.evidence(PROBIT, ROWS, result.posterior)
     assert_allclose(sum(plain.values()) - result.posterior.kl(result.prior), bound, rtol=1e-12)
 

@@ -13,8 +13,8 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 import partita as pt
 from partita.errors import InputError
 from partita.foundation.runtime import precision
+from partita.gp.beliefs import exponentials
 from partita.gp.sparse import Batch, Factor, Step
-from partita.gp.stream import exponentials
 from partita.studies.paper import banana, frozen, robot_arm, streaming_1d
 from partita.studies.paper.frozen import FrozenClassifier
 from partita.studies.paper.pictures import beliefs, frames, surfaces
@@ -123,12 +123,12 @@ def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
     step = Step(nothing, Batch(first[0], first[1][None], np.ones(len(first[1]))), points, np.ones(4), jitter, True)
     with precision(np.float64):
         params = exponentials(model.unravel(model.location_))
-        improve = jax.jit(lambda state: gp.improved(*state, lambda sites: gp.free_energy(params, step, sites)))
+        improve = jax.jit(lambda state: gp.improve_sites(*state, lambda sites: gp.free_energy(params, step, sites)))
         state = (gp.first_sites(step.batch), np.ones(()))
         for _ in range(30):
             state = improve(state)
         best = float(jax.jit(lambda sites: gp.free_energy(params, step, sites)[0])(state[0]))
-        factor, own = gp.absorbed(params, step, state[0])
+        factor, own = gp.absorb(params, step, state[0])
         mean, covariance = gp.predicted_jointly(params, factor, points, jitter)
         free = frozen.Free(model.location_, model.location_, own.shift[0], np.linalg.cholesky(own.precision[0]))
         none = frozen.Beliefs(np.empty((0, 2)), np.empty(0), np.empty((0, 0)))

@@ -16,7 +16,7 @@ from partita.foundation.text import clean
 from partita.models import Hyper, prior_of
 from partita.server.completion import read_answer
 from partita.wire.job import Job
-from partita.wire.messages import MOST_REASON, Arrival, Compression, Notice, encoded_question, encoded_task, largest
+from partita.wire.messages import MOST_REASON, Arrival, Compression, Notice, encode_question, encode_task, largest
 from partita.wire.questions import RECORD, Question
 from partita.wire.tasks import Task, Update
 
@@ -152,9 +152,7 @@ class Flower:
         wanted = []
         for task in tasks:
             if self.peers[task.site].can_work:
-                wanted.append(
-                    (Asked(task.site, "refine", time.monotonic(), task), encoded_task(task, self.compression))
-                )
+                wanted.append((Asked(task.site, "refine", time.monotonic(), task), encode_task(task, self.compression)))
             else:
                 self._miss(task.site)
         self._push(wanted)
@@ -330,9 +328,9 @@ class Flower:
         now = time.monotonic()
         ready = [site for site, peer in enumerate(self.peers) if peer.can_work]
         if factors is None:
-            questions = dict.fromkeys(ready, encoded_question(posterior, hyper))
+            questions = dict.fromkeys(ready, encode_question(posterior, hyper))
         else:
-            questions = {site: encoded_question(posterior, hyper, factors[site]) for site in ready}
+            questions = {site: encode_question(posterior, hyper, factors[site]) for site in ready}
         self._push([(Asked(site, "evaluate", now), question) for site, question in questions.items()])
         while any(asked.kind == "evaluate" for asked in self._asked.values()):
             self._look()

@@ -11,7 +11,7 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.models import Hyper
 from partita.server.completion import completed
-from partita.site.worker import Worker, all_loaded, shard_digest
+from partita.site.worker import Worker, digest_shard, load_shards
 from partita.wire.job import Job
 from partita.wire.messages import Arrival
 from partita.wire.tasks import Task
@@ -33,12 +33,12 @@ class InProcess:
                 raise InputError(f"speeds: expected {len(shards)}, one per site, got {len(self.speeds)}")
             if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
                 raise InputError("speeds: must be positive numbers")
-        self._worker = Worker(job, dict(enumerate(all_loaded(job.model, shards))))
+        self._worker = Worker(job, dict(enumerate(load_shards(job.model, shards))))
         self._queue: list[tuple[float, int, Task]] = []
         self._number = 0
 
     def digests(self) -> list[str]:
-        return [shard_digest(shard) for shard in self._worker.shards.values()]
+        return [digest_shard(shard) for shard in self._worker.shards.values()]
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         for task in tasks:

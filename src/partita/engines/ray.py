@@ -17,17 +17,17 @@ from partita.foundation.runtime import cache_compilation
 from partita.models import Hyper, prior_of
 from partita.server.completion import read_answer
 from partita.shards import Shard, capacities, padded
-from partita.site.worker import Worker, loaded, shard_digest
+from partita.site.worker import Worker, digest_shard, load_shard
 from partita.wire.job import Job
 from partita.wire.messages import (
     Arrival,
     Compression,
     Notice,
-    decoded_question,
-    decoded_task,
-    encoded_question,
-    encoded_task,
-    encoded_update,
+    decode_question,
+    decode_task,
+    encode_question,
+    encode_task,
+    encode_update,
 )
 from partita.wire.tasks import Task
 
@@ -49,7 +49,7 @@ class Holder:
 
     @cached_property
     def _shards(self) -> dict[int, Shard]:
-        return {site: loaded(self._job.model, site, shard) for site, shard in self._given.items()}
+        return {site: load_shard(self._job.model, site, shard) for site, shard in self._given.items()}
 
     def rows(self) -> dict[int, int]:
         return {site: int(shard.rows) for site, shard in self._shards.items()}
@@ -61,17 +61,17 @@ class Holder:
 
     def digests(self) -> dict[int, str]:
         assert self._worker is not None
-        return {site: shard_digest(shard) for site, shard in self._worker.shards.items()}
+        return {site: digest_shard(shard) for site, shard in self._worker.shards.items()}
 
     def refine(self, tasks: Sequence[bytes]) -> list[tuple[int, bytes]]:
         assert self._worker is not None
-        updates = self._worker.refine([decoded_task(task, self._like) for task in tasks])
-        return [(update.site, encoded_update(update, self._compression)) for update in updates]
+        updates = self._worker.refine([decode_task(task, self._like) for task in tasks])
+        return [(update.site, encode_update(update, self._compression)) for update in updates]
 
     def evaluate(self, questions: Mapping[int | None, bytes]) -> dict[int, float]:
         """One question for all sites here, as None's; or one for each, with its factor."""
         assert self._worker is not None
-        asked = {site: decoded_question(question, self._like) for site, question in questions.items()}
+        asked = {site: decode_question(question, self._like) for site, question in questions.items()}
         posterior, hyper, _ = next(iter(asked.values()))
         factors = {site: factor for site, (_, _, factor) in asked.items() if site is not None and factor is not None}
         return self._worker.evaluate(posterior, hyper, factors or None)
@@ -202,7 +202,7 @@ class Ray:
         if self._left[group] < 0:
             self._notices += [Notice(site, "away", "its actor died too often") for site in tasks]
             return
-        call = self._handles[group].refine.remote([encoded_task(task, self.compression) for task in tasks.values()])
+        call = self._handles[group].refine.remote([encode_task(task, self.compression) for task in tasks.values()])
         self._calls[call] = Call(group, tasks, time.monotonic())
 
     def collect(self) -> list[Arrival]:
@@ -266,7 +266,7 @@ class Ray:
         values: dict[int, float] = {}
         alive = [group for group, left in enumerate(self._left) if left >= 0]
         if factors is None:
-            questions = dict.fromkeys(alive, self._ray.put({None: encoded_question(posterior, hyper)}))
+            questions = dict.fromkeys(alive, self._ray.put({None: encode_question(posterior, hyper)}))
         else:
             questions = {group: self._questions(group, posterior, hyper, factors) for group in alive}
         calls = [self._handles[group].evaluate.remote(asked) for group, asked in questions.items()]
@@ -279,7 +279,7 @@ class Ray:
 
     def _questions(self, group: int, posterior: Family, hyper: Hyper, factors: Sequence[Family]) -> dict[int, bytes]:
         sites = [site for site, own in self._group.items() if own == group]
-        return {site: encoded_question(posterior, hyper, factors[site]) for site in sites}
+        return {site: encode_question(posterior, hyper, factors[site]) for site in sites}
 
     def close(self) -> None:
         for handle in getattr(self, "_handles", []):

@@ -20,8 +20,11 @@ from partita.foundation.moments import Moments
 from partita.foundation.plain import Row, plain
 from partita.foundation.runtime import precision
 from partita.gp import kernels, likelihoods
+from partita.gp.beliefs import Beliefs
+from partita.gp.learning import Learning
+from partita.gp.placement import MOST_JITTER
 from partita.gp.sparse import Factor, SparseGP, by_output
-from partita.gp.stream import MOST_JITTER, Hyper, Learning, Stream
+from partita.gp.stream import Stream
 from partita.shards import as_numbers, check_rows
 from partita.site.columns import warn_of_units
 from partita.telemetry import Progress
@@ -315,7 +318,7 @@ class _StreamingGP(BaseEstimator):
         loaded = cls(**{**settings, "keep_factors": False})
         parts = {
             name: {key.split(".", 2)[2]: value for key, value in arrays.items() if key.startswith(f"hyper.{name}.")}
-            for name in Hyper._fields
+            for name in Beliefs._fields
         }
         factor = Factor(**{name: arrays[f"factor.{name}"] for name in Factor._fields})
         if len(factor.precision) != len(factor.shift):
@@ -325,7 +328,7 @@ class _StreamingGP(BaseEstimator):
         _check_beliefs(loaded.stream_.hyper, parts)
         loaded.stream_ = replace(
             loaded.stream_,
-            hyper=Hyper(**parts),
+            hyper=Beliefs(**parts),
             factor=factor,
             log_evidence=np.nan if about["log_evidence"] is None else about["log_evidence"],
             jitter=about["jitter"],
@@ -509,7 +512,7 @@ def _check_factor(factor: Factor) -> None:
             raise ImproperDensity("factor: its precision is not that of a Gaussian")
 
 
-def _check_beliefs(own: Hyper, found: dict[str, dict[str, np.ndarray]]) -> None:
+def _check_beliefs(own: Beliefs, found: dict[str, dict[str, np.ndarray]]) -> None:
     """That a file has beliefs about the hyperparameters that there are."""
     for name, wanted in own._asdict().items():
         shapes = {key: np.shape(value) for key, value in wanted.items()}

@@ -19,8 +19,8 @@ from partita.models.base import prior_shapes
 from partita.predictive import scaled_columns
 from partita.shards import padded_together
 from partita.site.consent import Consent
-from partita.site.worker import Worker, loaded
-from partita.wire.messages import MOST_REASON, decoded_question, decoded_task, encoded_update
+from partita.site.worker import Worker, load_shard
+from partita.wire.messages import MOST_REASON, decode_question, decode_task, encode_update
 from partita.wire.naming import SiteNames
 from partita.wire.questions import Question
 
@@ -65,14 +65,14 @@ class Site:
         if kind == "about":
             return np.float64(int(worker.shards[number].rows)).tobytes()
         if kind == "evaluate":
-            posterior, hyper, factor = decoded_question(payload, like)
+            posterior, hyper, factor = decode_question(payload, like)
             factors = None if factor is None else {number: factor}
             return np.float64(worker.evaluate(posterior, hyper, factors)[number]).tobytes()
-        task = decoded_task(payload, like)
+        task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
         (update,) = worker.refine([task])
-        return encoded_update(update, "float16" if request.get("compression") == "float16" else "none")
+        return encode_update(update, "float16" if request.get("compression") == "float16" else "none")
 
     def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family]:
         settings = read_site(self.folder)
@@ -91,7 +91,7 @@ class Site:
             settings.policy.check_rows(len(y))
             job = recipe.job
             with SiteNames((settings.name,)).told():
-                (shard,) = padded_together([loaded(job.model, 0, (X, y))])
+                (shard,) = padded_together([load_shard(job.model, 0, (X, y))])
             self._worker, self._like = Worker(job, {number: shard}), like
             self._known = known
         assert self._like is not None

@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +23,7 @@ from partita.foundation.runtime import Array
 from partita.gp.collapsed import Seen, collapsed
 from partita.gp.kernels import Kernel, Params
 from partita.gp.likelihoods import Likelihood
-from partita.gp.whitened import cholesky, for_each, log_partition, moments, solved, weighted
+from partita.gp.whitened import cholesky, for_each, log_partition, moments, solve_half, weigh
 
 
 class Factor(NamedTuple):
@@ -90,11 +89,13 @@ class SparseGP:
         likelihood = self.likelihood.initial()
         if outputs > 1:
             likelihood |= {name: np.full(outputs, likelihood[name]) for name in self.likelihood.in_units(1.0)}
-        return joined(self.kernel.initial(features), likelihood)
+        return join_params(self.kernel.initial(features), likelihood)
 
     def in_units(self, inputs: Array, targets: Array) -> dict[str, Any]:
         """By what each parameter grows where inputs, by feature, and targets, by output, grow by so much."""
-        return joined(self.kernel.in_units(inputs, np.exp(np.mean(np.log(targets)))), self.likelihood.in_units(targets))
+        return join_params(
+            self.kernel.in_units(inputs, np.exp(np.mean(np.log(targets)))), self.likelihood.in_units(targets)
+        )
 
     def covariance(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
         """K, with the identity where points are absent."""
@@ -107,13 +108,13 @@ class SparseGP:
         """L Lᵀ = K."""
         return cholesky(self.covariance(params, points, present, jitter))
 
-    def projected(self, params: Params, L: Array, points: Array, present: Array, X: Array) -> tuple[Array, Array]:
+    def project(self, params: Params, L: Array, points: Array, present: Array, X: Array) -> tuple[Array, Array]:
         """V with E[f(X) | v] = Vᵀ v, and the variance of f(X) that is left."""
         kernel = self.split(params)[0]
         V = solve_triangular(L, present[:, None] * self.kernel.cross(kernel, points, X), lower=True)
         return V, jnp.maximum(self.kernel.diagonal(kernel, X) - jnp.sum(V**2, axis=0), 0)
 
-    def carried(self, params: Params, L: Array, step: Step) -> tuple[Array, Array, Array]:
+    def carry(self, params: Params, L: Array, step: Step) -> tuple[Array, Array, Array]:
         """The old factor over v, as precision and shift, and what it costs that the points may not determine it."""
         old = step.old
         if step.keeps:
@@ -129,7 +130,7 @@ class SparseGP:
     def old_evidence(self, params: Params, old: Factor, jitter: Array) -> Array:
         """log ∫ p(u | ε) t(u) du of the old factor alone."""
         L = self.cholesky(params, old.points, old.present, jitter)
-        return log_partition(*solved(L.T @ old.precision @ L, old.shift @ L))
+        return log_partition(*solve_half(L.T @ old.precision @ L, old.shift @ L))
 
     def free_energy(self, params: Params, step: Step, sites: Sites) -> tuple[Array, Sites]:
         """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df, and the sites to go to.
@@ -140,14 +141,14 @@ class SparseGP:
             return self._collapsed(params, step)
         batch = step.batch
         L = self.cholesky(params, step.points, step.present, step.jitter)
-        V, left = self.projected(params, L, step.points, step.present, batch.X)
-        precision, shift, lost = self.carried(params, L, step)
-        L_B, half = solved(precision + weighted(V, sites.precision), shift + sites.shift @ V.T)
+        V, left = self.project(params, L, step.points, step.present, batch.X)
+        precision, shift, lost = self.carry(params, L, step)
+        L_B, half = solve_half(precision + weigh(V, sites.precision), shift + sites.shift @ V.T)
         m, explained = moments(L_B, half, V)
         v = jnp.broadcast_to(explained + left, m.shape)
         likelihood = self.split(params)[1]
         expected = by_output(self.likelihood.expected, likelihood, m, v, batch.y)
-        total = log_partition(L_B, half) + lost + weighed(batch, expected)
+        total = log_partition(L_B, half) + lost + weigh_rows(batch, expected)
         total -= jnp.sum(sites.shift * m - 0.5 * sites.precision * (m**2 + explained))
         g, h = by_output(self.likelihood.sites, likelihood, m, v, batch.y)
         return total, jax.lax.stop_gradient(Sites(g * batch.weights, h * batch.weights))
@@ -169,7 +170,7 @@ class SparseGP:
 
         each = for_each(one, (old.precision, old.shift, sites.precision, sites.shift))
         expected = by_output(self.likelihood.expected, likelihood, nothing, prior, batch.y)
-        total = jnp.sum(each) + weighed(batch, expected)
+        total = jnp.sum(each) + weigh_rows(batch, expected)
         if not step.keeps:
             total -= 0.5 * jnp.sum(old.precision * self.kernel.gram(kernel, old.points) * together(old.present))
         return total, sites
@@ -182,7 +183,7 @@ class SparseGP:
         """Where refinements of sites start: as if nothing had been seen."""
         return Sites(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y))
 
-    def improved(self, sites: Sites, share: Array, bound: Callable[[Sites], tuple[Array, Sites]]) -> Any:
+    def improve_sites(self, sites: Sites, share: Array, bound: Callable[[Sites], tuple[Array, Sites]]) -> Any:
         """Sites moved by a share of the way that natural gradients point, if the bound is no lower there.
 
         The share of the next move is twice this one's, or half of it where this one did not help.
@@ -194,17 +195,17 @@ class SparseGP:
         kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, sites)
         return jax.lax.stop_gradient((kept, jnp.where(better, jnp.minimum(1.0, 2 * share), share / 2)))
 
-    def absorbed(self, params: Params, step: Step, sites: Sites) -> tuple[Factor, Factor]:
+    def absorb(self, params: Params, step: Step, sites: Sites) -> tuple[Factor, Factor]:
         """The new factor over f(points), and the part of it that is the batch's own."""
         points, present, old = step.points, step.present, step.old
         L = self.cholesky(params, points, present, step.jitter)
-        V, _ = self.projected(params, L, points, present, step.batch.X)
+        V, _ = self.project(params, L, points, present, step.batch.X)
         A = solve_triangular(L, V, lower=True, trans="T")
-        own = Factor(points, present, sites.shift @ A.T, weighted(A, sites.precision))
+        own = Factor(points, present, sites.shift @ A.T, weigh(A, sites.precision))
         if step.keeps:
             precision, shift = old.precision, old.shift
         else:
-            precision, shift, _ = self.carried(params, L, step)
+            precision, shift, _ = self.carry(params, L, step)
             back = solve_triangular(L, jnp.eye(len(L), dtype=L.dtype), lower=True)
             precision, shift = back.T @ precision @ back, shift @ back
         return Factor(points, present, shift + own.shift, precision + own.precision), own
@@ -212,19 +213,19 @@ class SparseGP:
     def posterior(self, params: Params, factor: Factor, jitter: Array) -> Whitened:
         """p(u | ε) t(u), normalised."""
         L = self.cholesky(params, factor.points, factor.present, jitter)
-        return Whitened(L, *solved(L.T @ factor.precision @ L, factor.shift @ L))
+        return Whitened(L, *solve_half(L.T @ factor.precision @ L, factor.shift @ L))
 
-    def predicted(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
+    def predict(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
         """Mean [outputs, rows] and variance [outputs, rows] of f(X)."""
         q = self.posterior(params, factor, jitter)
-        V, left = self.projected(params, q.L, factor.points, factor.present, X)
+        V, left = self.project(params, q.L, factor.points, factor.present, X)
         m, v = moments(q.L_B, q.half, V)
         return m, v + left
 
-    def predicted_jointly(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
+    def predict_jointly(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
         """Mean [outputs, rows] and covariance [outputs, rows, rows] of f(X)."""
         q = self.posterior(params, factor, jitter)
-        V, _ = self.projected(params, q.L, factor.points, factor.present, X)
+        V, _ = self.project(params, q.L, factor.points, factor.present, X)
         whole = for_each(lambda part: solve_triangular(part, V, lower=True), q.L_B)
         m, _ = moments(q.L_B, q.half, V)
         left = self.kernel.gram(self.split(params)[0], X) - V.T @ V
@@ -242,39 +243,12 @@ def by_output(function: Callable[..., Any], params: Params, *parts: Array) -> An
     return jax.vmap(function, in_axes=(axes, *(0 for _ in parts)))(params, *parts)
 
 
-def joined(kernel: dict[str, Any], likelihood: dict[str, Any]) -> dict[str, Any]:
+def join_params(kernel: dict[str, Any], likelihood: dict[str, Any]) -> dict[str, Any]:
     """Parameters of both, told apart by "kernel." and "likelihood."."""
     parts = {"kernel": kernel, "likelihood": likelihood}
     return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
 
-def weighed(batch: Batch, each: Array) -> Array:
+def weigh_rows(batch: Batch, each: Array) -> Array:
     """The sum over rows, [outputs, rows], of which padding may be anything."""
     return jnp.sum(jnp.where(batch.weights > 0, batch.weights * each, 0))
-
-
-@eqx.filter_jit
-def greedy(
-    gp: SparseGP, params: Params, points: Array, present: Array, X: Array, allowed: Array, jitter: Array, count: int
-):
-    """Rows of X, each the one that all points so far determine least; and how little they did, as a variance.
-
-    The pivots of a Cholesky factorisation (Fine and Scheinberg, 2001).
-    """
-    kernel = gp.split(params)[0]
-    L = gp.cholesky(params, points, present, jitter)
-    V, left = gp.projected(params, L, points, present, X)
-    left = jnp.where(allowed > 0, left, -jnp.inf)
-
-    def pick(carry, number):
-        left, rows = carry
-        best = jnp.argmax(left)
-        value = left[best]
-        known = V.T @ V[:, best] + rows.T @ rows[:, best]
-        row = (gp.kernel.cross(kernel, X, X[best][None])[:, 0] - known) / jnp.sqrt(jnp.maximum(value, 1e-12))
-        left = jnp.where(jnp.arange(len(left)) == best, -jnp.inf, left - row**2)
-        return (left, rows.at[number].set(row)), (best, value)
-
-    rows = jnp.zeros((count, len(X)), X.dtype)
-    _, (chosen, values) = jax.lax.scan(pick, (left, rows), jnp.arange(count))
-    return chosen, values

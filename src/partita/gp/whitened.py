@@ -27,12 +27,12 @@ def for_each(function: Callable[[Any], Any], parts: Any) -> Any:
     return jax.lax.map(function, parts)
 
 
-def weighted(V: Array, precision: Array) -> Array:
+def weigh(V: Array, precision: Array) -> Array:
     """V diag(precision) Vᵀ for each output."""
     return for_each(lambda h: (V * h) @ V.T, precision)
 
 
-def solved(precision: Array, shift: Array) -> tuple[Array, Array]:
+def solve_half(precision: Array, shift: Array) -> tuple[Array, Array]:
     """The factors of I + precision, and what solves its half of the equations."""
     eye = jnp.eye(precision.shape[-1], dtype=precision.dtype)
     L_B = for_each(lambda part: cholesky(eye + part), precision)

@@ -13,7 +13,7 @@ from partita.families import Family, inner
 from partita.families.stacks import stacked
 from partita.foundation.runtime import Array, on_host, precision
 from partita.solvers import Outcome
-from partita.wire.messages import Arrival, Notice, decoded_update
+from partita.wire.messages import Arrival, Notice, decode_update
 from partita.wire.tasks import Task, Update
 
 
@@ -46,7 +46,7 @@ def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
 def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
     """What came over a wire for a task: an update, or word that its site sends what cannot be read."""
     try:
-        (update,) = completed([task], [decoded_update(task.site, task.version, payload, like)])
+        (update,) = completed([task], [decode_update(task.site, task.version, payload, like)])
     except MalformedUpdate as error:
         return Notice(task.site, "quarantined", error.problem)
     return replace(update, finished_at=at)

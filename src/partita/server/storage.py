@@ -36,7 +36,7 @@ from partita.server.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, che
 from partita.server.journals import read_history as read_history
 from partita.server.journals import read_notices as read_notices
 from partita.server.journals import read_updates as read_updates
-from partita.wire.messages import Arrival, Notice, NoticeKind, decoded_update, encoded_update, largest
+from partita.wire.messages import Arrival, Notice, NoticeKind, decode_update, encode_update, largest
 from partita.wire.tasks import Update
 
 # Updates of more bytes are kept beside the database, which would write them twice.
@@ -159,7 +159,7 @@ class Journal:
             if not isinstance(site, int) or site < 0 or (self._sites is not None and site >= self._sites):
                 raise ValueError(f"there is no site {site}")
             if kind == "update":
-                return decoded_update(site, version, payload, self._like)
+                return decode_update(site, version, payload, self._like)
             if kind not in get_args(NoticeKind):
                 raise ValueError(f"{kind!r}: is not what a run can be told of a site")
             return Notice(site, kind, payload.decode())
@@ -175,7 +175,7 @@ class Journal:
                 rows = []
                 for number, arrival in enumerate(arrivals, last + 1):
                     if isinstance(arrival, Update):
-                        kind, version, payload = "update", arrival.version, encoded_update(arrival)
+                        kind, version, payload = "update", arrival.version, encode_update(arrival)
                     else:
                         kind, version, payload = arrival.kind, -1, arrival.reason.encode()
                     key = (number, kind, arrival.site, version)

@@ -29,17 +29,17 @@ EVALUATION = 2**31 - 1
 LARGE = 1_000_000
 
 
-def loaded(model: AbstractModel, site: int, shard: Any) -> Shard:
+def load_shard(model: AbstractModel, site: int, shard: Any) -> Shard:
     """A site's data, checked; from the data themselves, or from a function that loads them."""
     return model.shard(site, shard() if callable(shard) else shard)
 
 
-def all_loaded(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
+def load_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
     """The data of all sites of a run, checked and padded."""
-    return padded_together([loaded(model, site, shard) for site, shard in enumerate(shards)])
+    return padded_together([load_shard(model, site, shard) for site, shard in enumerate(shards)])
 
 
-def shard_digest(shard: Shard) -> str:
+def digest_shard(shard: Shard) -> str:
     """What a site's data are, to tell them from others."""
     return content_digest({str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(shard))}, "shard")
 

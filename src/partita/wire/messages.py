@@ -63,7 +63,7 @@ class Notice:
 Arrival = Update | Notice
 
 
-def encoded_update(update: Update, compression: Compression = "none") -> bytes:
+def encode_update(update: Update, compression: Compression = "none") -> bytes:
     """An update as bytes, without site and version."""
     numbers = [getattr(update, name) for name in NUMBERS]
     arrays = _named("change", update.change, compression)
@@ -72,7 +72,7 @@ def encoded_update(update: Update, compression: Compression = "none") -> bytes:
     return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
 
 
-def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Update:
+def decode_update(site: int, version: int, payload: bytes, like: Family) -> Update:
     """The inverse, for a family of the shapes of `like`."""
     try:
         arrays = _arrays(payload, like)
@@ -89,7 +89,7 @@ def decoded_update(site: int, version: int, payload: bytes, like: Family) -> Upd
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
 
 
-def encoded_task(task: Task, compression: Compression = "none") -> bytes:
+def encode_task(task: Task, compression: Compression = "none") -> bytes:
     """A task as bytes, all of it that a site needs."""
     arrays: dict[str, np.ndarray] = {}
     for name, density in task.sent.items():
@@ -103,7 +103,7 @@ def encoded_task(task: Task, compression: Compression = "none") -> bytes:
     return pack("task", about, arrays)
 
 
-def decoded_task(payload: bytes, like: Family) -> Task:
+def decode_task(payload: bytes, like: Family) -> Task:
     """The inverse; what was not sent is flat."""
     about, arrays = unpack("task", payload, like, densities=4)
     flat = jax.tree.map(np.zeros_like, like)
@@ -123,13 +123,13 @@ def decoded_task(payload: bytes, like: Family) -> Task:
         raise MalformedMessage(f"task: cannot be read: {clean(error)}") from error
 
 
-def encoded_question(posterior: Family, hyper: Hyper, factor: Family | None = None) -> bytes:
+def encode_question(posterior: Family, hyper: Hyper, factor: Family | None = None) -> bytes:
     """What sites are asked at the end: E_q[log p(y_m | θ)] of this posterior, or what stands for it, given a factor."""
     arrays = _named("posterior", posterior) | ({} if factor is None else _named("factor", factor))
     return pack("question", {"hyper": {n: float(v) for n, v in hyper.items()}}, arrays)
 
 
-def decoded_question(payload: bytes, like: Family) -> tuple[Family, Hyper, Family | None]:
+def decode_question(payload: bytes, like: Family) -> tuple[Family, Hyper, Family | None]:
     """The inverse."""
     about, arrays = unpack("question", payload, like, densities=2)
     try:

@@ -11,7 +11,7 @@ from partita.models import prior_of
 from partita.server.completion import completed
 from partita.site.worker import Worker
 from partita.wire.job import Job
-from partita.wire.messages import Arrival, Notice, decoded_task, decoded_update, encoded_task, encoded_update
+from partita.wire.messages import Arrival, Notice, decode_task, decode_update, encode_task, encode_update
 from partita.wire.tasks import Task, Update
 
 
@@ -67,13 +67,13 @@ class Chaos(InProcess):
                 return [Notice(task.site, "away", "does not answer")]
             if self._happens(self.crash):
                 self._worker = Worker(self._worker.job, self._worker.shards)
-            (update,) = self._worker.refine([decoded_task(encoded_task(task), self._like)])
+            (update,) = self._worker.refine([decode_task(encode_task(task), self._like)])
             if task.site in self.corrupt:
                 return [self.corrupt[task.site](update)]
             if self._happens(self.loss):
                 self._tasks.append(task)
                 continue
-            answer = decoded_update(task.site, task.version, encoded_update(update), self._like)
+            answer = decode_update(task.site, task.version, encode_update(update), self._like)
             (update,) = completed([task], [answer])
             self._before = [*self._before, update][-20:]
             return [replace(update, finished_at=0.0)]

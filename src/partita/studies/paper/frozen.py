@@ -18,10 +18,10 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from partita.families import MeanField
 from partita.families.mean_field import MeanFieldMoments
 from partita.foundation.runtime import Array, on_host, precision
+from partita.gp.beliefs import PRIOR_SCALE, exponentials, mirrored_normals
 from partita.gp.kernels import SquaredExponential
 from partita.gp.likelihoods import Probit
 from partita.gp.sparse import SparseGP
-from partita.gp.stream import PRIOR_SCALE, exponentials, mirrored
 
 JITTER = np.asarray(1e-6)
 DRAWS = 4
@@ -82,7 +82,7 @@ class FrozenClassifier:
 
     def _draw(self, number: int) -> dict[str, np.ndarray]:
         with precision(np.float64):
-            noise = mirrored(jax.random.key(self.seed), number, len(self.location_))
+            noise = mirrored_normals(jax.random.key(self.seed), number, len(self.location_))
             logs: Any = self.location_ + self.scale_ * noise if self.variational else self.location_[None]
             return on_host(exponentials(jax.vmap(self.unravel)(logs)))
 
@@ -96,7 +96,7 @@ class FrozenClassifier:
             if not self.variational:
                 params = exponentials(self.unravel(free.location))
                 return -bound(params, self.beliefs_, new, free, X, y)[0] - recall(params, before, self.beliefs_)
-            logs = free.location + jnp.exp(free.log_scale) * mirrored(key, DRAWS, len(free.location))
+            logs = free.location + jnp.exp(free.log_scale) * mirrored_normals(key, DRAWS, len(free.location))
             each = jax.lax.map(
                 lambda one: bound(exponentials(self.unravel(one)), self.beliefs_, new, free, X, y)[0], logs
             )
@@ -135,7 +135,7 @@ def bound(params: Any, old: Beliefs, new: Array, free: Free, X: Array, y: Array)
     S_b = cho_solve((factor, True), jnp.eye(len(new))) + H @ S_a @ H.T
     kl = 0.5 * (jnp.trace(S_b) + m_b @ m_b - len(new)) + jnp.sum(jnp.log(jnp.diag(factor)))
     m, S = jnp.concatenate([m_a, m_b]), jnp.block([[S_a, S_a @ H.T], [H @ S_a, S_b]])
-    V, left = GP.projected(params, L, points, jnp.ones(len(points)), X)
+    V, left = GP.project(params, L, points, jnp.ones(len(points)), X)
     expected = GP.likelihood.expected({}, V.T @ m, jnp.sum(V * (S @ V), axis=0) + left, y)
     return jnp.sum(expected) - kl, Beliefs(points, L @ m, L @ S @ L.T)
 
@@ -159,7 +159,7 @@ def recall(params: Any, before: Any, old: Beliefs) -> Array:
 def probabilities(drawn: Any, beliefs: Beliefs, X: Array) -> Array:
     def one(params: Any) -> Array:
         L = GP.cholesky(params, beliefs.points, jnp.ones(len(beliefs.points)), JITTER)
-        V, left = GP.projected(params, L, beliefs.points, jnp.ones(len(beliefs.points)), X)
+        V, left = GP.project(params, L, beliefs.points, jnp.ones(len(beliefs.points)), X)
         A = solve_triangular(L, V, lower=True, trans="T")
         v = left + jnp.sum(A * (beliefs.covariance @ A), axis=0)
         return jax.scipy.special.ndtr(A.T @ beliefs.mean / jnp.sqrt(1 + v))

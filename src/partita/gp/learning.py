@@ -1,0 +1,221 @@
+"""How a stream learns from one batch: hyperparameters and points by gradient, then the batch's factor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from partita.families import MeanField
+from partita.families.mean_field import MeanFieldMoments
+from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive
+from partita.foundation.runtime import Array
+from partita.gp.beliefs import Beliefs, exponentials
+from partita.gp.sparse import Factor, Sites, SparseGP, Step
+from partita.gp.whitened import for_each
+
+# Steps in which sites of a likelihood that is not Gaussian settle, after the hyperparameters have been learnt.
+SITE_STEPS = 40
+KNOWN = {
+    "hyperparameters": ("variational", "ml", "fixed"),
+    "pseudo_points": ("private", "shared"),
+    "selection": ("variance", "k-means"),
+}
+
+
+@dataclass(frozen=True)
+class Learning:
+    """How a stream learns.
+
+    Args:
+        hyperparameters: "variational" keeps a distribution; "ml" a point that maximises the free energy of old factor
+            and new batch; "fixed" leaves them as they are.
+        pseudo_points: "private" gives each batch new points and leaves the old ones where they are; "shared" moves all.
+        points_per_batch: how many are added with a batch.
+        max_points: how many there may be; beyond, those that the others determine least well are kept, unmoved.
+        variance_threshold: fewer points are added where all rows are determined up to this share of the prior variance;
+            with "variance" only.
+        selection: of new points among the batch's rows: "variance" takes those that are determined least, "k-means" the
+            centres of clusters.
+        moves: whether new points are moved by gradient too, where points are private.
+        steps: of Adam, per batch.
+        learning_rate: of Adam; falls to zero within a batch.
+        samples: draws of the hyperparameters per step; every second one mirrors the one before.
+    """
+
+    hyperparameters: Literal["variational", "ml", "fixed"] = "variational"
+    pseudo_points: Literal["private", "shared"] = "private"
+    points_per_batch: int = 10
+    max_points: int | None = None
+    variance_threshold: float = 0.0
+    selection: Literal["variance", "k-means"] = "variance"
+    moves: bool = False
+    steps: int = 60
+    learning_rate: float = 0.05
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        for name, values in KNOWN.items():
+            check_one_of("", values, **{name: getattr(self, name)})
+        check_count(points_per_batch=self.points_per_batch, steps=self.steps, samples=self.samples)
+        if self.max_points is not None:
+            check_count(max_points=self.max_points)
+        check_positive(learning_rate=self.learning_rate)
+        check_not_negative(variance_threshold=self.variance_threshold)
+
+    @property
+    def is_variational(self) -> bool:
+        return self.hyperparameters == "variational"
+
+    @property
+    def moves_points(self) -> bool:
+        return self.pseudo_points == "shared" or self.moves
+
+
+class Given(NamedTuple):
+    """What a batch is learnt beside: beliefs about the hyperparameters from three points of view.
+
+    What old batches say about the kernel is known twice: in what is believed of it, and in the evidence of the factor,
+    which with the `first` prior makes the same belief. The latter does not know what points do not hold. The former
+    has forgotten which hyperparameters go together, and was heard in other units: it counts by the share that is not
+    `stale`, the latter for the rest.
+    """
+
+    start: Beliefs  # where the search begins
+    before: Beliefs  # what was believed before the batch
+    first: Beliefs  # the prior of the kernel's hyperparameters, and what is believed by now of the likelihood's
+    stale: Array
+
+
+class Free(NamedTuple):
+    """What can be optimised: of the log hyperparameters, side by side, and of the points. None where it is not."""
+
+    location: Any
+    log_scale: Any
+    points: Any
+
+
+class Learnt(NamedTuple):
+    """What one batch has taught: beliefs, the factor of all batches, the batch's own, and what it adds in nats."""
+
+    hyper: Beliefs
+    factor: Factor
+    own: Factor
+    log_evidence: Array
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the search for hyperparameters and points climbs: the free energy of a batch beside the old factor."""
+
+    gp: SparseGP
+    learning: Learning
+    step: Step
+    stale: Array
+    unravel: Callable[[Array], Any]
+    # Where the search begins; what is not searched stays there.
+    begin: Free
+    # The prior of the log hyperparameters, where they have a distribution.
+    remembered: MeanField
+
+    def bound(self, logs: Array, points: Array, sites: Sites) -> tuple[Array, Sites]:
+        return self.gp.free_energy(exponentials(self.unravel(logs)), self.step._replace(points=points), sites)
+
+    def old_evidence(self, logs: Array) -> Array:
+        return self.gp.old_evidence(exponentials(self.unravel(logs)), self.step.old, self.step.jitter)
+
+    def settle(self, logs: Array, points: Array, state: tuple[Sites, Array]) -> Any:
+        """One step of the sites of a likelihood that is not Gaussian."""
+        logs, points = jax.lax.stop_gradient((logs, points))
+        return self.gp.improve_sites(*state, lambda sites: self.bound(logs, points, sites))
+
+    def complete(self, moved: Free) -> Free:
+        return Free(*(fixed if part is None else part for part, fixed in zip(moved, self.begin, strict=True)))
+
+    def loss(self, moved: Free, states: Any, noise: Array) -> tuple[Array, tuple[Any, Array]]:
+        """The negative free energy, averaged over draws of the hyperparameters; and sites and energies beside it."""
+        free, variational = self.complete(moved), self.learning.is_variational
+        logs = free.location + jnp.exp(free.log_scale) * noise if variational else free.location[None]
+
+        def one(pair: Any) -> tuple[Array, Array, Any]:
+            logs, state = pair
+            if not self.gp.likelihood.exact:
+                state = self.settle(logs, free.points, state)
+            known = (1 - self.stale) * self.old_evidence(logs) if variational else 0.0
+            total = self.bound(logs, free.points, state[0])[0]
+            return total - known, total, state
+
+        each, totals, states = for_each(one, (logs, states))
+        cost = divergence(free, self.remembered) if variational else 0.0
+        return cost - jnp.mean(each), (states, jnp.mean(totals))
+
+    def search(self, states: Any, movable: Array, noise: Array) -> tuple[Free, Any, Array | None]:
+        """Where Adam ends, with the sites there, and the free energy of every step, if there are any."""
+        moving = (
+            self.learning.hyperparameters != "fixed",
+            self.learning.is_variational,
+            self.learning.moves_points,
+        )
+        free = Free(*(part if moves else None for part, moves in zip(self.begin, moving, strict=True)))
+        steps = self.learning.steps if any(moving) else 0
+        optimiser = optax.adam(optax.cosine_decay_schedule(self.learning.learning_rate, max(1, steps)))
+
+        def step(carry: Any, noise: Array) -> tuple[Any, Array]:
+            free, state, states = carry
+            (_, (states, total)), gradient = jax.value_and_grad(self.loss, has_aux=True)(free, states, noise)
+            if gradient.points is not None:
+                gradient = gradient._replace(points=gradient.points * movable[:, None])
+            updates, state = optimiser.update(gradient, state)
+            return (optax.apply_updates(free, updates), state, states), total
+
+        totals = None
+        if steps:
+            (free, _, states), totals = jax.lax.scan(step, (free, optimiser.init(free), states), noise)
+        return self.complete(free), states, totals
+
+
+def divergence(free: Free, other: MeanField) -> Array:
+    return MeanFieldMoments(free.location, free.log_scale).kl(other)
+
+
+@eqx.filter_jit
+def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: Array, noise: Array) -> Learnt:
+    """Hyperparameters and points that raise the free energy of a batch, then its factor.
+
+    `noise`, [steps, samples, hyperparameters], makes draws of the hyperparameters.
+    """
+    variational = learning.is_variational
+    draws = learning.samples if variational else 1
+    (mean, unravel), (spread, _) = ravel_pytree(given.before.location), ravel_pytree(given.before.scale)
+    first = MeanField.from_moments(ravel_pytree(given.first.location)[0], ravel_pytree(given.first.scale)[0])
+    stale = given.stale
+    remembered = MeanField.from_moments(mean, spread) ** (1 - stale) * first**stale if variational else first
+    sites = (gp.first_sites(step.batch), jnp.ones((), step.batch.y.dtype))
+    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), sites)
+    old = Free(mean, jnp.log(spread) if variational else spread, step.points)
+    at, width = (ravel_pytree(part)[0] for part in given.start)
+    begin = Free(at, jnp.log(width) if variational else width, step.points)
+    objective = Objective(gp, learning, step, stale, unravel, begin, remembered)
+    free, states, totals = objective.search(states, movable, noise)
+    last = jax.tree.map(lambda a: a[0], states)
+    if not gp.likelihood.exact:
+        settle = objective.settle
+        last = jax.lax.fori_loop(0, SITE_STEPS, lambda _, state: settle(free.location, free.points, state), last)
+    total, target = objective.bound(free.location, free.points, last[0])
+    scale = jnp.exp(free.log_scale) if variational else spread
+    new = Beliefs(unravel(free.location), unravel(scale))
+    factor, own = gp.absorb(
+        exponentials(new.location), step._replace(points=free.points), target if gp.likelihood.exact else last[0]
+    )
+    if variational and totals is not None:
+        # At rates near zero: draws of what is believed in the end, from the last steps.
+        drawn = mean + spread * noise[-max(1, learning.steps // 4) :, 0]
+        gained = jnp.mean(totals[-len(drawn) :]) - jnp.mean(jax.lax.map(objective.old_evidence, drawn))
+        gained += divergence(old, first) - divergence(free, first)
+    else:
+        gained = total - objective.old_evidence(mean)
+    return Learnt(new, factor, own, gained)
