@@ -226,11 +226,15 @@ class WeightsAndNoise(Family):
         return share, white.location(tau) @ TB.T, 1 / white.precision(tau) @ (TB**2).T
 
     def noise_quantile(self, probability: Any) -> np.ndarray:
-        """Of σ, from the integral of a spline through the density of log τ."""
+        """Quantiles of σ."""
+        return np.exp(self.log_noise_quantile(probability))
+
+    def log_noise_quantile(self, probability: Any) -> np.ndarray:
+        """Quantiles of log σ, from the integral of a spline through the density of log τ."""
         u, share = self._noise()
         fine = np.linspace(u[0], u[-1], FINE)
         below = CubicSpline(u, share).antiderivative()(fine)
-        return np.exp(-0.5 * np.interp(1 - np.asarray(probability), below / below[-1], fine))
+        return -0.5 * np.interp(1 - np.asarray(probability), below / below[-1], fine)
 
     @in_own_precision
     def _noise(self) -> tuple[Array, Array]:

@@ -10,11 +10,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.errors import ImproperDensity, InputError, ShardError, reason
+from partita.errors import ImproperDensity, InputError, MissingCapability, ShardError, reason
 from partita.families import Family
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array, on_host, precision
 from partita.metrics import classification, regression
+from partita.models.coefficients import Coefficients, name_leaves, name_place
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
@@ -82,6 +83,18 @@ class AbstractModel(eqx.Module):
     def named(self, draws: Any) -> Any:
         """Draws of the parameters, as people know them."""
         return draws
+
+    def variables(self, draws: Any) -> dict[str, np.ndarray]:
+        """Draws of the parameters by name: as `named` has them, or by where they are in their tree."""
+        return name_leaves(self.named(draws))
+
+    def coefficients(self, posterior: Family) -> Coefficients:
+        """What a posterior says of the coefficients, by name; for models that have any."""
+        raise MissingCapability(f"coefficients: a {type(self).__name__} has none: use predict, or sample")
+
+    def parameter_name(self, tree: Any, place: int, features: Sequence[str] = ()) -> str:
+        """What one of all numbers of a tree of parameters is called; features may have names of their own."""
+        return name_place(tree, place)
 
     def observed(self, data: Any) -> dict[str, Array]:
         """What was observed, by name, in a shard's data."""

@@ -1,5 +1,7 @@
 """Generalised linear models: the likelihood sees the parameters only through f = Xθ."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -14,6 +16,7 @@ from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, precision
 from partita.models.base import Hyper, Predictor, Rows, check_labels
+from partita.models.coefficients import Coefficients
 from partita.shards import as_numbers
 
 Posterior = Literal["full", "mean-field"]
@@ -87,6 +90,35 @@ class LinearPredictor(Predictor):
     def predictors(self, params: Array, X: Array) -> Array:
         """f = Xθ."""
         return X @ params
+
+    def variables(self, draws: Any) -> dict[str, np.ndarray]:
+        """Coefficients and intercepts, block by block."""
+        weights, found = self._split(draws)
+        weights = weights.reshape(len(weights), *((self.outputs,) if self.outputs > 1 else ()), -1)
+        for prefix, block in zip(self.blocks, np.split(weights, len(self.blocks), axis=-1), strict=True):
+            found[f"{prefix}coef"] = block[..., : self.features]
+            if self.intercept:
+                found[f"{prefix}intercept"] = block[..., -1]
+        return found
+
+    def _split(self, draws: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return np.asarray(draws).reshape(len(draws), -1), {}
+
+    def coefficients(self, posterior: Family) -> Coefficients:
+        """Weights, and the intercept after them, one output after the other; in the units of the model's inputs."""
+        number = max(self.outputs, len(self.blocks)) * self.columns
+        return Coefficients([self._coefficient_name(place) for place in range(number)], posterior, self._split)
+
+    def _coefficient_name(self, place: int, features: Sequence[str] = ()) -> str:
+        block, column = divmod(place, self.columns)
+        known = len(features) == self.features
+        name = "intercept" if column >= self.features else features[column] if known else f"weight {column}"
+        return f"class {block}, {name}" if self.outputs > 1 else f"{self.blocks[block]}{name}"
+
+    def parameter_name(self, tree: Any, place: int, features: Sequence[str] = ()) -> str:
+        if place < self.outputs * self.columns:
+            return self._coefficient_name(place, features)
+        return super().parameter_name(tree, place, features)
 
     def doubts(self, posterior: Any) -> list[str]:
         """Weights far out in the tail of their prior: in units of such size, it is not weak."""
@@ -258,6 +290,18 @@ class LinearRegression(LinearPredictor):
 
     def expected_response(self, q: Any, X: Array) -> Array | None:
         return X @ q.location if self.noise is None else None
+
+    def _split(self, draws: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        if self.noise is not None:
+            return LinearPredictor._split(self, draws)
+        weights, precision = draws
+        return np.asarray(weights), {"noise": 1 / np.sqrt(np.asarray(precision))}
+
+    def coefficients(self, posterior: Any) -> Coefficients:
+        found = LinearPredictor.coefficients(self, posterior)
+        return (
+            found if self.noise is not None else replace(found, log_quantiles={"noise": posterior.log_noise_quantile})
+        )
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         if self.noise is not None:

@@ -15,6 +15,7 @@ from partita.families import GAUSSIANS, Family, MeanField
 from partita.foundation.checks import import_extra
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
@@ -303,6 +304,28 @@ class NumPyroModel(AbstractModel):
         """Constrained values of the program's global variables, by name; a row for each draw."""
         with precision(np.float64):
             return on_host(_constrained(self, jnp.asarray(draws)))
+
+    def coefficients(self, posterior: Family) -> Coefficients:
+        """Global variables that are real numbers; beside them, single ones that are positive."""
+        latents = self._sized().latents
+        real = [latent for latent in latents if latent.support == "real"]
+        positive = {
+            latent.name: latent.start for latent in latents if latent.support == "positive" and not latent.shape
+        }
+        places = [place for latent in real for place in range(latent.start, latent.stop)]
+
+        def split(draws: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+            numbers = np.asarray(draws)
+            return numbers[:, places], {name: np.exp(numbers[:, place]) for name, place in positive.items()}
+
+        return Coefficients(
+            [name_place({one.name: np.empty(one.shape)}, i) for one in real for i in range(one.stop - one.start)],
+            posterior,
+            split,
+            places,
+            latents[-1].stop,
+            {name: normal_quantiles(posterior, place) for name, place in positive.items()},
+        )
 
     def sample_local(self, posterior: Family, key: Any, number: int, raw: Any) -> dict[str, np.ndarray]:
         """Draws of a site's own variables, for its groups in order, each with a draw of θ; for the site to look at.
