@@ -13,12 +13,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from partita.errors import InputError
 from partita.families import AbstractGaussian, Family, GaussianView
 from partita.foundation.checks import check_count
-from partita.foundation.runtime import Array
+from partita.foundation.runtime import Array, ravel
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard
 
@@ -248,12 +247,12 @@ class ExpectedSlope(Expectation):
         check_count("ExpectedSlope: ", points=self.points)
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
-        whole = ravel_pytree(q.location)[1]
+        whole = ravel(q.location)[1]
         values = _mapped(lambda theta: model.log_prob(whole(theta), data, hyper), _placed(q, self.points), data)
         return jnp.mean(values, axis=0)
 
     def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
-        whole = ravel_pytree(q.location)[1]
+        whole = ravel(q.location)[1]
 
         def value(theta: Array) -> Array:
             rows = model.log_prob(whole(theta), shard.data, hyper)
@@ -266,7 +265,7 @@ class ExpectedSlope(Expectation):
 
 def _placed(q: GaussianView, number: int) -> Array:
     """Points with the mean and the covariance of q, each as one vector."""
-    m = ravel_pytree(q.location)[0]
+    m = ravel(q.location)[0]
     return q.place(jnp.asarray(white_points(number, m.shape[0]), m.dtype))
 
 

@@ -85,7 +85,10 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
 
 def _mean_over(keys: Array, function: Callable[[Array], Array]) -> Array:
     """One at a time, so that no more than one is in memory."""
+
+    def add(total: jax.Array, key: Any) -> tuple[jax.Array, None]:
+        return total + function(key), None
+
     like = jax.eval_shape(function, keys[0])
-    start = jnp.zeros(like.shape, like.dtype)
-    total, _ = jax.lax.scan(lambda total, key: (total + function(key), None), start, keys)
+    total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), keys)
     return total / len(keys)

@@ -180,7 +180,12 @@ def test_intervals_of_any_family():
     assert (low[0], middle[0], high[0]) == pytest.approx((1 - 3.92, 1, 1 + 3.92), abs=1e-3)
     noisy = pt.models.LinearRegression(features=2, noise=None)
     tree, low, middle, high = intervals(prior_of(noisy, noisy.hyper))
-    assert [noisy.parameter_name(tree, place) for place in range(4)] == ["weight 0", "weight 1", "intercept", "precision"]
+    assert [noisy.parameter_name(tree, place) for place in range(4)] == [
+        "weight 0",
+        "weight 1",
+        "intercept",
+        "precision",
+    ]
     assert (low[3], middle[3], high[3]) == pytest.approx(tuple(t(3).ppf([0.9875, 0.75, 0.5125]) ** -2), rel=0.5)
     network = pt.models.Network([2, 3, 2])
     tree, low, _, _ = intervals(network.start)

@@ -10,13 +10,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
 from partita.errors import FamilyMismatch, MissingCapability
 from partita.families.cone import Cone, is_inside
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, in_own_precision, same_structure, stack_trees
+from partita.foundation.runtime import Array, in_own_precision, ravel, same_structure, stack_trees
 
 if TYPE_CHECKING:
     from partita.families.abstract_gaussian import AbstractGaussian
@@ -79,7 +78,7 @@ class Family(Tree):
     def __truediv__(self, other: Self) -> Self:
         return self._combined(operator.sub, other, "divide")
 
-    def __pow__(self, power: float) -> Self:
+    def __pow__(self, power: float | Array) -> Self:
         scalar = power if isinstance(power, jax.Array) else np.asarray(power)
         return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self).project()
 
@@ -255,10 +254,10 @@ class Family(Tree):
 
     def fisher_solve(self, gradient: Self) -> Self:
         """C⁻¹ g, where C = d²A/dη² is the Fisher information."""
-        natural, unravel = ravel_pytree(self)
-        C = jax.jacfwd(lambda eta: ravel_pytree(unravel(eta).mean())[0])(natural)
+        natural, unravel = ravel(self)
+        C = jax.jacfwd(lambda eta: ravel(unravel(eta).mean())[0])(natural)
         # Least squares, because C is singular where parameters are redundant (symmetric matrices, logits).
-        return unravel(jnp.linalg.lstsq(C, ravel_pytree(gradient)[0])[0])
+        return unravel(jnp.linalg.lstsq(C, ravel(gradient)[0])[0])
 
     # Capabilities: what some families have, and the others say that they have not.
 

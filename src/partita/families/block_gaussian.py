@@ -1,6 +1,8 @@
 """A Gaussian over a vector whose covariance has blocks: within each it is full, and between them zero."""
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, Self
 
 import jax
@@ -13,7 +15,7 @@ from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.gaussian import Gaussian, GaussianMean
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, as_array, in_own_precision
+from partita.foundation.runtime import Array, as_array, in_own_precision, outer
 
 
 def _split(array: Array, sizes: Sequence[int]) -> list[Array]:
@@ -53,7 +55,7 @@ def _moments_along(blocks: Sequence[GaussianView], X: Array) -> tuple[Array, Arr
     """Sums over blocks, because they are independent."""
     pieces = _split(X, [block.location.shape[-1] for block in blocks])
     moments = [block.moments_along(piece) for block, piece in zip(blocks, pieces, strict=True)]
-    return sum(m for m, _ in moments), sum(v for _, v in moments)
+    return reduce(operator.add, (m for m, _ in moments)), reduce(operator.add, (v for _, v in moments))
 
 
 def _place(blocks: Sequence[GaussianView], points: Array) -> Array:
@@ -135,7 +137,7 @@ class BlockGaussian(AbstractGaussian):
     @in_own_precision
     def statistics(self, params: Array) -> BlockGaussianMean:
         pieces = _split(params, self.sizes)
-        return BlockGaussianMean(params, tuple(-0.5 * jnp.outer(piece, piece) for piece in pieces))
+        return BlockGaussianMean(params, tuple(-0.5 * outer(piece, piece) for piece in pieces))
 
     @in_own_precision
     def mean(self) -> BlockGaussianMean:
@@ -175,13 +177,14 @@ class BlockGaussian(AbstractGaussian):
         def moved(block: Gaussian, x: Array) -> Gaussian:
             V = block.covariance
             along = V @ x
-            spread = V + jnp.outer(along, along) * (tilted_v - v) / v**2
+            spread = V + outer(along, along) * (tilted_v - v) / v**2
             return Gaussian.from_moments(block.location + along * (tilted_m - m) / v, spread)
 
         return self._each(moved, x)
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        found = [block.marginals(piece) for block, piece in zip(self.blocks, _split(T, self.sizes), strict=True)]
+        pieces = map(np.asarray, _split(T, self.sizes))
+        found = [block.marginals(piece) for block, piece in zip(self.blocks, pieces, strict=True)]
         return Marginals.normal(
             np.sum([one.mean for one in found], axis=0), np.sqrt(np.sum([one.deviation**2 for one in found], axis=0))
         )

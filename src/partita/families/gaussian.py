@@ -12,7 +12,7 @@ from partita.families.abstract_gaussian import LOG_2PI, AbstractGaussian, standa
 from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced
+from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced, outer
 
 
 def inverse_of(matrix: Array) -> Array:
@@ -30,7 +30,7 @@ class GaussianMean(Tree):
     @property
     def covariance(self) -> Array:
         S = self.minus_half_second_moment
-        return -(S + S.T) - jnp.outer(self.location, self.location)
+        return -(S + S.T) - outer(self.location, self.location)
 
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
         """θ = m + L ε with L Lᵀ = V, differentiable in both."""
@@ -105,14 +105,14 @@ class Gaussian(AbstractGaussian):
 
     @in_own_precision
     def statistics(self, params: Array) -> GaussianMean:
-        return GaussianMean(params, -0.5 * jnp.outer(params, params))
+        return GaussianMean(params, -0.5 * outer(params, params))
 
     @in_own_precision
     def mean(self) -> GaussianMean:
         L = self._cholesky()
         m = cho_solve((L, True), self.precision_times_location)
         V = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
-        return GaussianMean(m, -0.5 * (V + jnp.outer(m, m)))
+        return GaussianMean(m, -0.5 * (V + outer(m, m)))
 
     @classmethod
     @in_own_precision
@@ -150,7 +150,7 @@ class Gaussian(AbstractGaussian):
     def matched_along(self, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Self:
         (m, v), (tilted_m, tilted_v) = before, after
         precision = 1 / tilted_v - 1 / v
-        return self * type(self)((tilted_m / tilted_v - m / v) * x, precision * jnp.outer(x, x))
+        return self * type(self)((tilted_m / tilted_v - m / v) * x, precision * outer(x, x))
 
     def marginals(self, T: np.ndarray) -> Marginals:
         """Of T θ, row by row of T."""

@@ -6,14 +6,13 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from partita.errors import InputError
 from partita.families.abstract_gaussian import LOG_2PI, AbstractGaussian, standard_noise
 from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, as_array, cheap_normal, in_own_precision, same_structure
+from partita.foundation.runtime import Array, as_array, cheap_normal, in_own_precision, ravel, same_structure
 
 LARGEST_DENSE = 10_000
 
@@ -53,7 +52,7 @@ def _diagonal_moments_along(location: Array, variance: Array, X: Array) -> tuple
 
 
 def _diagonal_place(location: Any, variance: Any, points: Array) -> Array:
-    m, v = ravel_pytree(location)[0], ravel_pytree(variance)[0]
+    m, v = ravel(location)[0], ravel(variance)[0]
     return m + jnp.sqrt(v) * points
 
 
@@ -172,7 +171,7 @@ class MeanField(AbstractGaussian):
     @in_own_precision
     def covariance(self) -> Array:
         """The dense matrix, over all coordinates in order; for a small number of them."""
-        variance = ravel_pytree(self.variance)[0]
+        variance = ravel(self.variance)[0]
         if variance.size > LARGEST_DENSE:
             raise InputError(f"a dense covariance of {variance.size} coordinates is too large: use `scale`")
         return jnp.diag(variance)
@@ -232,13 +231,13 @@ class MeanField(AbstractGaussian):
         return self._with_curvature(gradient, jnp.diag(hessian))
 
     def quadratic_of_slopes(self, points: Array, slopes: Array) -> Self:
-        m, gradient = ravel_pytree(self.location)[0], jnp.mean(slopes, axis=0)
+        m, gradient = ravel(self.location)[0], jnp.mean(slopes, axis=0)
         # The points' deviations add up to zero but for rounding, which a steep mean slope would make large.
-        curvature = jnp.mean((slopes - gradient) * (points - m), axis=0) / ravel_pytree(self.variance)[0]
+        curvature = jnp.mean((slopes - gradient) * (points - m), axis=0) / ravel(self.variance)[0]
         return self._with_curvature(gradient, curvature)
 
     def _with_curvature(self, gradient: Array, curvature: Array) -> Self:
-        m, whole = ravel_pytree(self.location)
+        m, whole = ravel(self.location)
         return type(self)(whole(gradient - curvature * m), whole(-curvature))
 
     def matched_along(self, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Self:

@@ -21,7 +21,7 @@ from partita.families.base import Family, Substitution, Tree, inner
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
 from partita.families.normal_conjugate import NormalGammaParams, bordered, from_lower_free, lower_free
-from partita.foundation.runtime import Array, as_array, in_own_precision
+from partita.foundation.runtime import Array, as_array, in_own_precision, outer
 
 # Points of the trapezoidal rule; how often it closes in on where the density is; how far below its largest value, in
 # nats, the density is left out.
@@ -167,7 +167,7 @@ class WeightsAndNoise(Family):
     @in_own_precision
     def statistics(self, params: Any) -> WeightsAndNoiseMean:
         w, tau = params
-        return WeightsAndNoiseMean(jnp.log(tau), -0.5 * tau, w, -0.5 * w**2, tau * w, -0.5 * tau * jnp.outer(w, w))
+        return WeightsAndNoiseMean(jnp.log(tau), -0.5 * tau, w, -0.5 * w**2, tau * w, -0.5 * tau * outer(w, w))
 
     @classmethod
     def from_mean(cls, mean: WeightsAndNoiseMean) -> NoReturn:

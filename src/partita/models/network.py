@@ -34,10 +34,10 @@ DRAWS = 256
 
 
 class Layer(NamedTuple):
-    """inputs @ weights + bias."""
+    """inputs @ weights + bias; or only the shapes of both."""
 
-    weights: Array
-    bias: Array
+    weights: Any
+    bias: Any
 
 
 def _gaussian(key: Array, mean: Array, variance: Array) -> Array:

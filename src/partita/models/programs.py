@@ -24,10 +24,10 @@ from partita.shards import Shard, as_numbers, check_rows, check_weights, make_sh
 class Observed(NamedTuple):
     """A shard's rows; where there are local variables, its groups, each with as many rows as the largest."""
 
-    arrays: dict[str, Array]
-    # Which rows of a group are there, and which of the program's groups it is.
-    there: Array | None
-    group: Array | None
+    arrays: Mapping[str, Array]
+    # Which rows of a group are there, and which of the program's groups it is; None, where rows have no groups.
+    there: Any
+    group: Any
     # Whether this is the site of the prior, which has no data.
     is_prior: Array
 
@@ -213,13 +213,13 @@ class NumPyroModel(AbstractModel):
         if not layout.local:
             return self._rows(self.run(params, None, data.arrays))
 
-        def of_group(arrays: dict[str, Array], there: Array, group: Array) -> Array:
+        def of_group(arrays: Mapping[str, Array], there: Array, group: Array) -> Array:
             joint = self._joint(arrays, there, group)
             return log_integral(joint, params, layout.local_size)
 
         return jax.vmap(of_group)(data.arrays, data.there, data.group)
 
-    def _joint(self, arrays: dict[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
+    def _joint(self, arrays: Mapping[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
         """log p(y, u | θ) of one group, as a function of θ and its own variables u."""
 
         def joint(params: Array, own: Array) -> Array:
@@ -365,7 +365,7 @@ def _constrained(model: NumPyroModel, draws: Array) -> dict[str, Array]:
 def _local_draws(model: NumPyroModel, draws: Array, noise: Array, data: Observed) -> dict[str, Array]:
     layout = model._sized()
 
-    def of_group(params: Array, z: Array, arrays: dict[str, Array], there: Array, group: Array) -> dict[str, Array]:
+    def of_group(params: Array, z: Array, arrays: Mapping[str, Array], there: Array, group: Array) -> dict[str, Array]:
         peak = find_peak(model._joint(arrays, there, group), params, layout.local_size)
         sites = model.run(params, peak.mode + peak.root @ z, arrays)
         return {latent.name: jnp.take(sites[latent.name].value, group, axis=latent.axis) for latent in layout.local}

@@ -6,11 +6,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import equinox as eqx
-import jax
 
 from partita.families import Family, inner
 from partita.foundation.descriptions import describe
-from partita.foundation.runtime import on_host, precision
+from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper, prior_of
 from partita.server.accounting import inner_product
 from partita.server.ledger import Ledger, SharedLedger
@@ -133,7 +132,7 @@ class Run:
 
 
 @eqx.filter_jit
-def _moved(new: Family, old: Family) -> tuple[jax.Array, jax.Array, Any]:
+def _moved(new: Family, old: Family) -> tuple[Array, Array, Any]:
     """E_new[log new / old], up to both scales; A(new); and the mean of new."""
     mean = new.mean()
     return inner(new / old, mean), new.log_partition(), mean
