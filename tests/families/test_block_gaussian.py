@@ -144,8 +144,8 @@ def fitted() -> pt.Result:
 
 
 def test_a_result_is_saved_and_loaded(fitted, tmp_path):
-    fitted.save(tmp_path / "result.npz")
-    again = pt.load(tmp_path / "result.npz")
+    fitted.save(tmp_path / "result.safetensors")
+    again = pt.load(tmp_path / "result.safetensors")
     assert again.fingerprint == fitted.fingerprint
     assert isinstance(again.posterior, BlockGaussian)
     assert again.model.given_prior.sizes == (2, 2)
@@ -154,9 +154,9 @@ def test_a_result_is_saved_and_loaded(fitted, tmp_path):
 
 def test_a_file_whose_prior_is_over_something_else_is_refused(fitted, tmp_path):
     wrong = BlockGaussian.from_moments(np.zeros(5), [np.eye(5)])
-    dataclasses.replace(fitted, prior=wrong, posterior=wrong, factors=(wrong,)).save(tmp_path / "wrong.npz")
+    dataclasses.replace(fitted, prior=wrong, posterior=wrong, factors=(wrong,)).save(tmp_path / "wrong.safetensors")
     with pytest.raises(pt.PartitaError):
-        pt.load(tmp_path / "wrong.npz")
+        pt.load(tmp_path / "wrong.safetensors")
 
 
 def test_a_run_is_resumed_and_has_a_report(tmp_path, fitted):
@@ -164,6 +164,7 @@ def test_a_run_is_resumed_and_has_a_report(tmp_path, fitted):
     first = pt.fit(model, SHARDS, schedule=schedule, run_dir=tmp_path / "run")
     again = pt.fit(model, SHARDS, schedule=schedule, run_dir=tmp_path / "run", resume=True)
     assert first.fingerprint == again.fingerprint == fitted.fingerprint
+    again.save(tmp_path / "run" / "result.safetensors")
     page = write_report(tmp_path / "report.html", Follower(tmp_path / "run").report()).read_text()
     assert "intercept" in page
 
