@@ -165,7 +165,9 @@ def test_a_run_is_resumed_and_has_a_report(tmp_path, fitted):
     again = pt.fit(model, SHARDS, schedule=schedule, run_dir=tmp_path / "run", resume=True)
     assert first.fingerprint == again.fingerprint == fitted.fingerprint
     again.save(tmp_path / "run" / "result.safetensors")
-    page = write_report(tmp_path / "report.html", Follower(tmp_path / "run").report()).read_text()
+    follower = Follower(tmp_path / "run")
+    follower.read()
+    page = write_report(tmp_path / "report.html", follower.report()).read_text()
     assert "intercept" in page
 
 
