@@ -15,7 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from partita.designs.collinearity import describe_idle, find_idle
 from partita.engines import InProcess
-from partita.errors import InputError, RunMismatch
+from partita.errors import InputError, MissingCapability, RunMismatch
 from partita.estimators.units import LINEAR_SLACK, NETWORK_SLACK, Units, converted, joint
 from partita.families import Family
 from partita.families.marginals import Marginals
@@ -40,7 +40,7 @@ from partita.foundation.moments import Affine, Moments
 from partita.foundation.plain import Row, plain
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
 from partita.models.base import prior_shapes
-from partita.models.linear import LinearPredictor, to_units_of_data
+from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
 from partita.server import schedules
 from partita.server.hyper import LearnHyper
@@ -519,12 +519,12 @@ class _Partitioned(BaseEstimator):
     def _coefficients(self) -> Marginals:
         """Of the coefficients and the intercept, one output after the other."""
         check_is_fitted(self, "result_")
-        model: Any = self.result_.model
-        if not isinstance(model, LinearPredictor):
-            raise AttributeError("coefficients: a network has none: use predict")
-        posterior: Any = self.result_.posterior
-        T = to_units_of_data(*self._units.inputs)
-        return posterior.marginals(np.kron(np.eye(model.outputs), T))
+        model = self.result_.model
+        try:
+            found = model.coefficients(self.result_.posterior)
+        except MissingCapability as error:
+            raise AttributeError("coefficients: a network has none: use predict") from error
+        return found.marginals(np.kron(np.eye(model.outputs), to_units_of_data(*self._units.inputs)))
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         """[outputs, coefficients and intercept]; of a regression there is one output."""
