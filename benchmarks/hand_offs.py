@@ -88,7 +88,10 @@ def describe(edges: dict[Edge, int]) -> str:
     ]
     counts = f"{kinds.count('algebra')} of them algebra of densities, {kinds.count('read')} reads of a property"
     total = f"{len(edges)} hand-offs between {len(modules)} modules: {counts}, {kinds.count('')} others"
-    return "\n".join([*lines, total])
+    rooms = sum(
+        not kind and room_of(caller) != room_of(callee) for (caller, callee), kind in zip(edges, kinds, strict=True)
+    )
+    return "\n".join([*lines, total, f"{rooms} of the others are between rooms: a folder below the server is one room"])
 
 
 def kind_of(callee: str) -> str:
@@ -100,6 +103,12 @@ def kind_of(callee: str) -> str:
     for part in callee.removeprefix(f"{module}.").split("."):
         found = inspect.getattr_static(found, part, None)
     return "read" if isinstance(found, property) else ""
+
+
+def room_of(name: str) -> str:
+    """A module; modules of one folder below the server are one room."""
+    parts = module_of(name).split(".")
+    return ".".join(parts[:3] if parts[1] == "server" else parts)
 
 
 def module_of(name: str) -> str:

@@ -1,69 +1,51 @@
 """One record for each task that was handed out and whose update has not been folded yet."""
 
 import numpy as np
+import pytest
 
+import partita as pt
+from partita.errors import NotOutstanding
 from partita.families import MeanField
-from partita.server.flights import Flights
+from partita.server.flights import Flight, Flights
 from partita.server.ledger import Ledger
+from partita.server.loop import dispatch
+from partita.server.run import Run
+from partita.server.settings import Settings
+from partita.wire.naming import SiteNames
 from partita.wire.tasks import Task, Update
 
 PRIOR = MeanField(np.zeros(2), np.ones(2))
 
 
-def depart(*sites, version=0):
-    flights = Flights()
-    flights.depart([Task(site, version, PRIOR, PRIOR, {}) for site in sites])
-    return flights
-
-
-def test_only_the_answer_to_the_task_that_is_out_is_expected():
-    flights = depart(1, 2, version=3)
-    assert flights.is_expected(Update(1, 3, PRIOR, 0.0))
-    assert not flights.is_expected(Update(1, 2, PRIOR, 0.0))
-    assert not flights.is_expected(Update(0, 3, PRIOR, 0.0))
-
-
-def test_updates_are_folded_by_site_whatever_order_they_came_in():
-    flights = depart(0, 1, 2)
-    for site in (2, 0):
-        flights.arrive(Update(site, 0, PRIOR, 0.0))
-    assert flights.any_arrived
-    assert not flights.all_arrived
-    flights.arrive(Update(1, 0, PRIOR, 0.0))
-    assert flights.all_arrived
-    assert [update.site for update in flights.next_arrived()] == [0, 1, 2]
-    # They are outstanding until they have been folded.
-    assert len(flights) == 3
-    flights.land([0, 1, 2])
-    assert not flights
-
-
-def test_one_by_one_whoever_came_first_is_first():
-    flights = depart(0, 1, 2)
-    for site in (2, 0, 1):
-        flights.arrive(Update(site, 0, PRIOR, 0.0))
-    assert [flights.next_arrived(1)[0].site for _ in range(3)] == [2, 0, 1]
-
-
-def test_what_came_of_a_site_that_goes_away_is_dropped():
-    flights = depart(0, 1)
-    flights.arrive(Update(0, 0, PRIOR, 0.0))
-    assert flights.cancel(0)
-    assert not flights.cancel(0)
-    assert not flights.has_arrived(0)
-    assert flights.versions == {1: 0}
-
-
 def test_the_oldest_task_is_known():
     assert Flights().oldest is None
-    flights = depart(0, version=5)
-    flights.depart([Task(1, 3, PRIOR, PRIOR, {})])
+    flights = Flights({site: Flight(Task(site, version, PRIOR, PRIOR, {})) for site, version in ((0, 5), (1, 3))})
     assert flights.oldest == 3
+    assert flights.versions == {0: 5, 1: 3}
 
 
-def test_a_ledger_hands_out_tasks_and_takes_back_flights():
+def test_a_task_is_outstanding_until_its_update_is_folded():
     ledger = Ledger(PRIOR, 3)
     ledger.dispatch([0, 2], {})
     assert ledger.outstanding == {0: 0, 2: 0}
     ledger.fold([Update(2, 0, PRIOR, 0.0)])
     assert ledger.outstanding == {0: 0}
+    with pytest.raises(NotOutstanding, match="no task of version 0 is outstanding"):
+        ledger.fold([Update(2, 0, PRIOR, 0.0)])
+
+
+def test_a_site_that_is_divided_out_has_no_task_any_more():
+    ledger = Ledger(PRIOR, 3)
+    ledger.dispatch([0, 2], {})
+    ledger.retire(0)
+    assert ledger.outstanding == {2: 0}
+
+
+def test_all_that_look_at_outstanding_tasks_see_the_same_record():
+    model = pt.models.LogisticRegression(features=2)
+    run = Run(model, 3, Settings().choose(model), pt.engines.InProcess(), SiteNames())
+    tasks = dispatch(run, [0, 2])
+    assert run.flights is run.ledger.flights is run.board.flights
+    assert [flight.task for flight in run.flights.values()] == tasks
+    assert all(flight.begin.density is run.ledger.posterior for flight in run.flights.values())
+    assert run.accounts.tally.bytes_down == sum(task.nbytes for task in tasks)

@@ -33,6 +33,10 @@ def fit(**settings):
     return pt.fit(MODEL, SHARDS, **{"schedule": Synchronous(rounds=8), **settings})
 
 
+def make_chain(rules, sites=2):
+    return Chain.of(rules, Setup(sites), Strikes(3, SiteNames()))
+
+
 def propose(sites, changes, prior=PRIOR):
     stack = MeanField.stack(changes)
     return Proposal(sites, stack, stack.flat(), prior, prior)
@@ -65,14 +69,14 @@ class HalveState(RuleState):
 
 class TestChain:
     def test_each_rule_hears_which_share_of_what_it_let_through_was_taken(self):
-        chain = Chain.of([Halve((0,)), Halve((0, 1))], Setup(2))
+        chain = make_chain([Halve((0,)), Halve((0, 1))])
         left = chain.apply(propose([0, 1], [PRIOR, PRIOR]))
         np.testing.assert_array_equal(left.changes.precision, [[0.25, 0.25], [0.5, 0.5]])
-        shares, remarks = chain.settle(np.array([0.8, 0.8]))
-        np.testing.assert_allclose(shares, [0.2, 0.4])
+        settled = chain.settle(0.8)
+        np.testing.assert_allclose(settled.shares, [0.2, 0.4])
         assert [state.taken for state in chain.states] == [(0.4, 0.4), (0.8, 0.8)]
-        # In the order of the chain.
-        assert [remark.site for remark in remarks] == [0, 0, 1]
+        assert settled.problems == ["site 0: was halved", "site 0: was halved", "site 1: was halved"]
+        assert settled.notices == []
 
     def test_the_last_word_is_everybodys(self):
         class Never(RuleState):
@@ -82,12 +86,12 @@ class TestChain:
             def allows(self, old, new):
                 return False
 
-        chain = Chain.of([Fixed(0.5), Never()], Setup(2))
+        chain = make_chain([Fixed(0.5), Never()])
         assert not chain.allows(PRIOR, PRIOR)
-        assert Chain.of([Fixed(0.5)], Setup(2)).allows(PRIOR, PRIOR)
+        assert make_chain([Fixed(0.5)]).allows(PRIOR, PRIOR)
 
     def test_an_old_update_is_refused(self):
-        chain = Chain.of([Age(3)], Setup(2))
+        chain = make_chain([Age(3)])
         chain.admit(Update(0, 4, PRIOR, 0.0), version=7)
         with pytest.raises(UpdateRefused, match="4 updates were folded since it was asked, at most 3 may be"):
             chain.admit(Update(0, 3, PRIOR, 0.0), version=7)
@@ -96,10 +100,10 @@ class TestChain:
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
     def test_what_is_no_number_is_refused(self, name, value):
         with pytest.raises(UpdateRefused, match=f"{name}: expected a finite number"):
-            Chain.of([Finite()], Setup(2)).admit(replace(Update(0, 0, PRIOR, 0.0), **{name: value}), 0)
+            make_chain([Finite()]).admit(replace(Update(0, 0, PRIOR, 0.0), **{name: value}), 0)
 
     def test_gradients_that_are_missing_or_not_asked_for_are_refused(self):
-        chain = Chain.of([Finite(("noise",), ("noise", "scale"))], Setup(2))
+        chain = make_chain([Finite(("noise",), ("noise", "scale"))])
         chain.admit(Update(0, 0, PRIOR, 0.0, hyper_gradient={"noise": 1.0, "scale": 0.0}), 0)
         with pytest.raises(UpdateRefused, match="the gradient of noise is missing"):
             chain.admit(Update(0, 0, PRIOR, 0.0, hyper_gradient={"scale": 1.0}), 0)
@@ -111,10 +115,10 @@ class TestChain:
         ledger, limits = Ledger(PRIOR, 1), Limits(change=0.1)
         rules = [Fixed(0.1), TrustRegion(limits), Cone(ledger)]
         proposal = propose([0], [MeanField(np.full(2, 3.0), np.zeros(2))])
-        left = Chain.of(rules, Setup(1)).apply(proposal)
+        left = make_chain(rules, 1).apply(proposal)
         assert left.wanted == 0.1
         np.testing.assert_allclose(left.changes.precision_times_location, 0.3)
-        undamped = Chain.of(rules[1:], Setup(1)).apply(proposal)
+        undamped = make_chain(rules[1:], 1).apply(proposal)
         np.testing.assert_allclose(undamped.changes.precision_times_location, 3 / 16)
 
 

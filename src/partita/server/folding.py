@@ -48,9 +48,8 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
     change = run.accounts.move(before)
     stuck = _find_obstacles(run, updates, left, taken)
     run.board.returned(sites, ledger.version, change, _left_to_move(run, before, changes, stuck))
-    return _make_event(
-        run, received, left, change, replace(settled, problems=settled.problems + stuck)
-    ), settled.notices
+    settled = replace(settled, problems=settled.problems + stuck)
+    return _make_event(run, received, left, change, settled), settled.notices
 
 
 def _make_event(run: Run, received: Received, left: Proposal, change: float, settled: Settled) -> Event:
@@ -98,7 +97,7 @@ def _take_reports(run: Run, updates: Sequence[Update], at_start: bool) -> Receiv
     if received.comparable is not None:
         run.rules.observe(received.comparable)
     # Where reports are noisy, one that is far off is not counted, but nobody is blamed for it.
-    doubted = distrusted if run.setup.stochastic else distrusted | received.doubted
+    doubted = distrusted if run.setup.stochastic else {**distrusted, **received.doubted}
     return replace(received, doubted=doubted)
 
 

@@ -88,7 +88,7 @@ class Inbox:
     def _check(self, arrival: Arrival, answered: set[int], withdrawn: set[int]) -> Arrival | None:
         """What is taken of something that came: itself, what follows from an update that is refused, or nothing.
 
-        `answered` and `withdrawn` are the sites whose updates came, or whose tasks ended, before this or together with it.
+        `answered` and `withdrawn` are the sites whose updates came, or whose tasks ended, before this or with it.
         """
         if isinstance(arrival, Update):
             if arrival.site in answered:

@@ -186,7 +186,7 @@ class Ledger:
         allowed: Callable[[Family], bool] = anywhere,
         least: float = 0.0,
     ) -> np.ndarray:
-        """Apply updates together: `check` them, let `temper` damp the changes, cut them to what there is room for, `take`.
+        """Apply updates together: `check` them, let `temper` damp the changes, cut these to what there is room for.
 
         `temper` is given the changes and those sites' factors. `allowed` says whether the posterior may become what it
         would; if not, less is taken. Gives the share of each site's tempered change that was accepted.

@@ -53,8 +53,8 @@ def dispatch(run: Run, sites: list[int]) -> list[Task]:
 def wait(run: Run, inbox: Inbox, idle: bool) -> list[Update]:
     """Wait until there is something to fold: all updates that are outstanding, or any one, as the schedule has it.
 
-    `idle` means that the schedule asks nobody now. Nothing is given where sites went away instead of answering; then the
-    schedule is asked again.
+    `idle` means that the schedule asks nobody now. Nothing is given where sites went away instead of answering; then
+    the schedule is asked again.
     """
     flights, schedule = run.flights, run.settings.schedule
     if idle and not flights and not run.board.away:

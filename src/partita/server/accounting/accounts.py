@@ -8,8 +8,9 @@ from partita.families import Family
 from partita.models import Hyper
 from partita.server.accounting.credibility import Credibility
 from partita.server.accounting.evidence import Evidence
+from partita.server.accounting.landmarks import Landmarks
 from partita.server.accounting.tally import SiteWork, Tally
-from partita.server.divergences import Landmarks, divergence
+from partita.server.divergences import divergence
 from partita.server.ledger import Ledger
 from partita.server.rules.base import FreeEnergy
 from partita.wire.tasks import Task, Update
