@@ -12,6 +12,10 @@ from partita.studies.registry import find_study
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, the last a summary.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing before the end.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a federation's server.")]
+RunOrFile = Annotated[
+    Path,
+    typer.Argument(metavar="DIR_OR_FILE", help="The folder of a run; or a saved result, estimator or stream."),
+]
 Out = Annotated[Path, typer.Option(help="Folder for results; what is finished there is not run again.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Small data from a wheel, in under 3 minutes.")]
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds.")]
