@@ -19,8 +19,8 @@ from partita.foundation.plain import Row
 from partita.foundation.text import clean
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel
-from partita.server.damping import as_damping
 from partita.server.hyper import LearnHyper
+from partita.server.rules import as_damping
 from partita.server.schedules import REGISTRY as SCHEDULES
 from partita.server.schedules import Schedule
 from partita.solvers import REGISTRY as SOLVERS

@@ -24,6 +24,7 @@ PartitaError
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from partita.foundation.text import MOST_OF_ERROR, clean
 
@@ -47,14 +48,17 @@ class SiteError(PartitaError):
     site: int | None
 
     def __init__(self, site: int | None, problem: str, *others: int):
-        self.site, self._words, self._others = site, problem, others
-        super().__init__(self._told(lambda number: f"site {number}"))
+        self.site, self.problem, self._words, self._others = site, problem, problem, others
+        super().__init__(self._describe(lambda number: f"site {number}"))
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.site, self.problem, *self._others)
 
     def call(self, name: Callable[[int], str]) -> None:
         """Call sites as they are called elsewhere: the words are made anew."""
-        self.args = (self._told(name),)
+        self.args = (self._describe(name),)
 
-    def _told(self, name: Callable[[int], str]) -> str:
+    def _describe(self, name: Callable[[int], str]) -> str:
         also = f" (and {', '.join(map(name, self._others))})" if self._others else ""
         return f"{self._words}{also}" if self.site is None else f"{name(self.site)}: {self._words}{also}"
 
@@ -67,11 +71,10 @@ class ShardError(SiteError, InputError):
     """One site's data cannot be used; names the site, if they are a site's, and the argument."""
 
     def __init__(self, site: int | None, argument: str, problem: str, *others: int):
-        self.argument = argument
-        self.problem = problem
         super().__init__(site, f"{argument}: {problem}", *others)
+        self.argument, self.problem = argument, problem
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), (self.site, self.argument, self.problem, *self._others)
 
 
@@ -98,23 +101,9 @@ class ImproperDensity(PartitaError, ValueError):
 class NotFinite(SiteError, ArithmeticError):
     """A fit has ended where the log likelihood of some site is not finite, so that it says nothing."""
 
-    def __init__(self, site: int, problem: str):
-        self.problem = problem
-        super().__init__(site, problem)
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.site, self.problem)
-
 
 class UpdateRefused(SiteError):
     """The ledger did not take an update."""
-
-    def __init__(self, site: int, problem: str):
-        self.problem = problem
-        super().__init__(site, problem)
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.site, self.problem)
 
 
 class NotOutstanding(UpdateRefused):

@@ -1,6 +1,7 @@
 """What holds of files, pages and terminals when they meet strangers, by number as in `docs/server.md`."""
 
 import csv
+import dataclasses
 import http.client
 import io
 import json
@@ -46,7 +47,7 @@ from partita.report.loopback import MOST_CONNECTIONS
 from partita.report.measures import write_measures
 from partita.report.terminal import table_of
 from partita.server import storage
-from partita.server.ledger import Ledger
+from partita.server.rules.chain import Chain
 from partita.server.schedules import Asynchronous, Synchronous
 from partita.studies.faults import torn_payloads
 from partita.wire.messages import Notice, decode_update
@@ -74,14 +75,15 @@ def execute(folder, *queries):
 
 def test_26_a_patched_rule_is_noticed_at_the_first_fold_that_differs(tmp_path, monkeypatch):
     fit(tmp_path)
-    fold, seen, folds = Ledger.fold, [], iter(range(100))
+    apply, seen, folds = Chain.apply, [], iter(range(100))
 
-    def patched(self, updates, temper, **others):
+    def patched(self, proposal):
         number = next(folds)
         share = 1.0 if number < 1 else 0.5
-        return fold(self, updates, lambda *given: temper(*given) ** share, **others)
+        applied = apply(self, proposal)
+        return dataclasses.replace(applied, changes=applied.changes**share)
 
-    monkeypatch.setattr(Ledger, "fold", patched)
+    monkeypatch.setattr(Chain, "apply", patched)
     with pytest.raises(RunMismatch, match="fold 2 leads to another posterior.*what differs is code"):
         fit(tmp_path, rounds=5, resume=True, callbacks=[lambda event: seen.append(event.fold)])
     assert seen == [1]

@@ -24,9 +24,8 @@ from partita.federation.processes import logged
 from partita.federation.site import CANNOT, Site
 from partita.federation.state import logger, request
 from partita.models import prior_of
-from partita.server.damping import as_damping
-from partita.server.damping.policies import Proposal
 from partita.server.ledger import Ledger
+from partita.server.rules import FreeEnergy, Proposal, Setup, as_damping
 from partita.site.consent import Consent
 from partita.wire.messages import encode_question, encode_task
 from partita.wire.questions import RECORD
@@ -131,16 +130,16 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
         changes = stacked([prior**0.1 for _ in sites])
         return Proposal(sites, changes, changes, prior, prior, 0, None)
 
-    damping = as_damping("auto").begin(3, parallel=True)
-    damping.observe(-10.0, 0.0)
-    damping.temper(proposal([0, 2]))
-    damping.observe(-20.0, 0.0)
-    asked = damping.temper(proposal([0, 1, 2]))
+    damping = as_damping("auto").init(Setup(3, parallel=True))
+    damping.observe(FreeEnergy(-10.0, 0.0))
+    damping.apply(proposal([0, 2]))
+    damping.observe(FreeEnergy(-20.0, 0.0))
+    asked = damping.apply(proposal([0, 1, 2])).changes
     assert damping.share == pytest.approx(1 / 6)
     np.testing.assert_allclose(asked.precision, (stacked([prior] * 3) ** (0.1 / 6)).precision)
     # The same sites again: half of the step is taken back.
-    damping.observe(-30.0, 0.0)
-    back = damping.temper(proposal([0, 1, 2]))
+    damping.observe(FreeEnergy(-30.0, 0.0))
+    back = damping.apply(proposal([0, 1, 2])).changes
     assert damping.share == 0
     np.testing.assert_allclose(back.precision, -0.5 * asked.precision)
 

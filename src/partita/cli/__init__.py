@@ -13,9 +13,8 @@ import typer
 
 from partita._version import __version__
 from partita.cli.methods import show_published_methods
-from partita.cli.paper import paper_studies
 from partita.cli.runs import run_commands
-from partita.cli.study import studies
+from partita.cli.study import paper_studies, studies
 from partita.federation.commands import federation
 
 app = typer.Typer(

@@ -1,12 +1,11 @@
 """Collections of documents as counts of words."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from partita.datasets.places import needed
+from partita.datasets.places import Folder, find_needed
 from partita.errors import InputError
 from partita.foundation.files import read_file
 
@@ -16,7 +15,7 @@ MOST_WORDS = 10_000_000
 MOST_TEXT = 1_000_000_000
 
 
-def load_documents(name: str = "ap", folder: str | os.PathLike[str] | None = None) -> tuple[Any, list[str]]:
+def load_documents(name: str = "ap", folder: Folder = None) -> tuple[Any, list[str]]:
     """Counts, a sparse matrix of documents by words, and the words.
 
     "ap" is 2,246 articles of the Associated Press with 10,473 words (Blei, Ng and Jordan, 2003): the files ap.dat, in
@@ -26,7 +25,7 @@ def load_documents(name: str = "ap", folder: str | os.PathLike[str] | None = Non
 
     if name != "ap":
         raise InputError(f'documents: expected "ap", got {name!r}')
-    place = needed(name, folder, "the home page of LDA-C")
+    place = find_needed(name, folder, "the home page of LDA-C")
     words = _lines(place / "vocab.txt")
     if not 0 < len(words) <= MOST_WORDS:
         raise InputError(f"{place / 'vocab.txt'}: expected 1 to {MOST_WORDS} words, got {len(words)}")

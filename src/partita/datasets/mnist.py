@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partita.datasets.places import cache, found
+from partita.datasets.places import Data, Folder, Split, cache_folder, find_file
 from partita.errors import InputError
 from partita.foundation.files import check_size
 
@@ -23,11 +23,9 @@ LARGEST_UNPACKED = 64 * 2**20
 SECONDS = 30.0
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
-Split = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
-
-def read_mnist(folder: str | os.PathLike[str] | None = None) -> Split:
-    """Training and test part as (pixels, labels): rows of 784 bytes, and whole numbers from 0 to 9."""
+def read_mnist(folder: Folder = None) -> Split:
+    """Training and test part as (pixels, labels): 784 numbers from 0 to 1 a row, and whole numbers from 0 to 9."""
     path = _find(folder)
     try:
         check_size(path, LARGEST_UNPACKED)
@@ -46,10 +44,10 @@ def read_mnist(folder: str | os.PathLike[str] | None = None) -> Split:
     return _part(path, arrays, "train"), _part(path, arrays, "test")
 
 
-def _find(folder: str | os.PathLike[str] | None) -> Path:
-    path = found(FILE, folder)
+def _find(folder: Folder) -> Path:
+    path = find_file(FILE, folder)
     if path is None:
-        path = cache() / FILE
+        path = cache_folder() / FILE
         _download(path)
     return path
 
@@ -82,7 +80,7 @@ def _write(target: Path, content: bytes) -> None:
         raise
 
 
-def _part(path: Path, arrays: dict[str, np.ndarray], part: str) -> tuple[np.ndarray, np.ndarray]:
+def _part(path: Path, arrays: dict[str, np.ndarray], part: str) -> Data:
     images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
     if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (28, 28) or len(images) == 0:
         raise InputError(f"{path}: x_{part}: expected uint8 of shape (rows, 28, 28), got {_kind(images)}")
@@ -90,7 +88,8 @@ def _part(path: Path, arrays: dict[str, np.ndarray], part: str) -> tuple[np.ndar
         raise InputError(f"{path}: y_{part}: expected whole numbers of shape ({len(images)},), got {_kind(labels)}")
     if labels.min() < 0 or labels.max() > 9:
         raise InputError(f"{path}: y_{part}: expected labels from 0 to 9, got {labels.min()} to {labels.max()}")
-    return images.reshape(len(images), -1), labels.astype(np.int64)
+    pixels = np.divide(images.reshape(len(images), -1), 255, dtype=np.float32)
+    return pixels, labels.astype(np.int64)
 
 
 def _kind(array: np.ndarray) -> str:

@@ -1,18 +1,17 @@
 """Tables of grouped data, by column."""
 
 import csv
-import os
 
 import numpy as np
 
-from partita.datasets.places import needed
+from partita.datasets.places import Folder, find_needed
 from partita.errors import InputError
 from partita.foundation.files import MOST_TABLE, check_size
 
 TABLES = ("bacteria", "Contraception", "epil", "Garch", "radon", "sleepstudy")
 
 
-def load_table(name: str, folder: str | os.PathLike[str] | None = None) -> dict[str, np.ndarray]:
+def load_table(name: str, folder: Folder = None) -> dict[str, np.ndarray]:
     """Columns by name: numbers where all cells are numbers or empty (then nan), else text.
 
     These are data sets of R packages, as Rdatasets (Arel-Bundock) publishes them: a file such as epil.csv in a folder
@@ -20,7 +19,7 @@ def load_table(name: str, folder: str | os.PathLike[str] | None = None) -> dict[
     """
     if name not in TABLES:
         raise InputError(f"table {name!r} is not known: use one of {', '.join(TABLES)}")
-    path = needed(f"tables/{name}.csv", folder, "Rdatasets (vincentarelbundock.github.io/Rdatasets)")
+    path = find_needed(f"tables/{name}.csv", folder, "Rdatasets (vincentarelbundock.github.io/Rdatasets)")
     try:
         check_size(path, MOST_TABLE)
         with path.open(newline="", encoding="utf-8") as stream:

@@ -16,8 +16,8 @@ from partita.foundation.fields import Check, check_classes
 from partita.foundation.moments import Affine, Moments
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, Network, SoftmaxRegression
 from partita.result import Result
-from partita.server.damping import Damping
 from partita.server.hyper import LearnHyper
+from partita.server.rules import Rule
 from partita.server.schedules import Schedule
 from partita.solvers import Solver
 from partita.telemetry import Callback
@@ -112,7 +112,7 @@ class PartitionedRegressor(RegressorMixin, Partitioned):  # type: ignore[misc, u
         posterior: Literal["full", "mean-field"] = "full",
         schedule: Schedule | None = None,
         solver: Solver | None = None,
-        damping: float | str | Damping = "auto",
+        damping: float | str | Rule = "auto",
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,

@@ -23,8 +23,8 @@ from partita.foundation.moments import Affine, Moments
 from partita.foundation.plain import Row
 from partita.models import AbstractModel
 from partita.result import Result
-from partita.server.damping import Damping
 from partita.server.hyper import LearnHyper
+from partita.server.rules import Rule
 from partita.server.schedules import OnePass, Schedule, Synchronous
 from partita.server.settings import Settings
 from partita.site.collinearity import describe_idle, find_idle
@@ -56,7 +56,7 @@ class Partitioned(Coefficients):
         posterior: Literal["full", "mean-field"] = "full",
         schedule: Schedule | None = None,
         solver: Solver | None = None,
-        damping: float | str | Damping = "auto",
+        damping: float | str | Rule = "auto",
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,

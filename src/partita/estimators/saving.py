@@ -17,7 +17,7 @@ from partita.foundation.plain import Row, plain
 from partita.models.base import prior_shapes
 from partita.result import unpacked
 from partita.server import schedules
-from partita.server.damping import as_damping
+from partita.server.rules import as_damping
 
 if TYPE_CHECKING:
     from partita.estimators.partitioned_base import Partitioned

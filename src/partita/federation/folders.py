@@ -18,7 +18,7 @@ from partita.federation.keys import write_certificates, write_secret, write_site
 from partita.federation.recipe import KEYS, SECTIONS, Recipe, check_names
 from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.files import is_file, make_folder, open_private
-from partita.server.limits import Limits
+from partita.server.rules.limits import Limits
 from partita.site.policy import Policy
 from partita.wire.messages import Compression
 

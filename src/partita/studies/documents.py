@@ -6,8 +6,7 @@ from typing import Any
 
 from partita.errors import InputError
 from partita.foundation.checks import check_one_of
-
-Say = Callable[[str], None]
+from partita.studies.options import Say
 
 
 def check_place(path: Path | None) -> None:
@@ -18,9 +17,9 @@ def check_place(path: Path | None) -> None:
         )
 
 
-def choose(makers: Sequence[Callable[[], Any]], names: Sequence[str]) -> list[Callable[[], Any]]:
+def choose(makers: Sequence[Callable[[], Any]], names: Sequence[str] | None) -> list[Callable[[], Any]]:
     """The functions that are named, or all of them without names."""
-    for name in names:
+    for name in names or ():
         check_one_of("", [maker.__name__ for maker in makers], name=name)
     return [maker for maker in makers if not names or maker.__name__ in names]
 

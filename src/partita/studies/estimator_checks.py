@@ -3,10 +3,12 @@
 from sklearn.utils.estimator_checks import check_estimator
 
 import partita as pt
-from partita.studies.documents import Say
+from partita.foundation.runtime import cache_compilation
+from partita.studies.options import Say
 
 
 def check_estimators(say: Say) -> None:
+    cache_compilation()
     estimators = (
         pt.PartitionedRegressor(),
         pt.PartitionedClassifier(),

@@ -7,12 +7,13 @@ what `fit` does by itself. `partita study heterogeneous` says it.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typer import Option
 
 import partita as pt
 from partita.datasets import split
@@ -25,8 +26,8 @@ from partita.models import Network, prior_of
 from partita.predictive import expected_response
 from partita.shards import padded
 from partita.solvers import NaturalGradient
-from partita.studies.documents import Say
 from partita.studies.images import Images
+from partita.studies.options import Say, Seeds
 from partita.studies.tables import spread
 
 SITES = 10
@@ -141,7 +142,9 @@ def measure(images: Images, rule: Rule | None, seed: int, rounds: int, sizes: bo
     return classification(expected_response(model, last, images.test[0], 32), images.test[1])
 
 
-def compare_rules(say: Say, rounds: int = 60, seeds: int = 3) -> None:
+def compare_rules(
+    say: Say, rounds: Annotated[int, Option(min=1, help="How many rounds.")] = 60, seeds: Seeds = 3
+) -> None:
     images = Images.load("digits", validate=True)
     for sizes in (False, True):
         say("\nsites of equal sizes" if not sizes else "\nsites from all rows of a class down to a tenth of them")

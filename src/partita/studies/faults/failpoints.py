@@ -17,7 +17,7 @@ from pathlib import Path
 import partita as pt
 from partita.foundation.runtime import cache_compilation
 from partita.server import storage
-from partita.studies.documents import Say
+from partita.studies.options import Kills, Say
 
 PLACES = ("before write", "before commit", "after commit", "before fold", "after fold")
 UPDATES = 60
@@ -75,7 +75,7 @@ def live(life: Callable[..., str], *arguments: object) -> str | None:
     return text
 
 
-def kill_at_failpoints(say: Say, kills: int = 200) -> None:
+def kill_at_failpoints(say: Say, kills: Kills = 200) -> None:
     chance = random.Random(0)
     done = runs = 0
     with tempfile.TemporaryDirectory() as name:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from partita.errors import PartitaError
-from partita.studies.documents import Say
+from partita.studies.options import Kills, Say
 
 PROGRAM = """
 import sys
@@ -45,7 +45,7 @@ def finish(folder: Path, cache: Path) -> str:
     return output.strip()
 
 
-def kill_and_resume(say: Say, kills: int = 20) -> bool:
+def kill_and_resume(say: Say, kills: Kills = 20) -> bool:
     """Whether every run ends as the one that was never killed."""
     chance = random.Random(0)
     with tempfile.TemporaryDirectory() as place:

@@ -8,18 +8,19 @@ import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+from typer import Argument
 
 import partita as pt
 from partita.fitting import prepare
 from partita.server.loop import iterate
 from partita.server.run import Run
 from partita.server.settings import Settings
-from partita.studies.documents import Say
 from partita.studies.faults.chaos import Chaos
+from partita.studies.options import Say
 
 SITES = 50
 
@@ -38,7 +39,11 @@ def live(run: Run, shards: Sequence[Any], folder: Path, folds: int) -> bool:
         run.engine.close()
 
 
-def soak(say: Say, runs: int = 100, updates: int = 300) -> bool:
+def soak(
+    say: Say,
+    runs: Annotated[int, Argument(min=1, help="How many runs.")] = 100,
+    updates: Annotated[int, Argument(min=1, help="How many updates of each.")] = 300,
+) -> bool:
     """Whether all runs complete."""
     generator = np.random.default_rng(0)
     X = generator.normal(size=(SITES * 20, 3))

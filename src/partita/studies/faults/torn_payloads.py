@@ -21,8 +21,8 @@ import numpy as np
 import partita as pt
 from partita.foundation.runtime import cache_compilation
 from partita.server import storage
-from partita.studies.documents import Say
 from partita.studies.faults.failpoints import live
+from partita.studies.options import Kills, Say
 
 TORN = "torn write"
 PLACES = (TORN, "before payload write", "before payload sync", "after payload sync", "before commit", "after commit")
@@ -94,7 +94,7 @@ def last_acknowledged(folder: Path, most: int = UPDATES) -> int:
     return max((place + size for _, _, place, size in rows), default=0)
 
 
-def tear_payloads(say: Say, warn: Say, kills: int = 200) -> None:
+def tear_payloads(say: Say, kills: Kills = 200) -> None:
     chance = random.Random(0)
     runs, died = 0, dict.fromkeys(PLACES, 0)
     with tempfile.TemporaryDirectory() as name:
@@ -112,7 +112,7 @@ def tear_payloads(say: Say, warn: Say, kills: int = 200) -> None:
                     lose_tail(folder, chance)
             assert found == expected, f"run {runs} ended elsewhere"
             runs += 1
-            warn(f"run {runs}: {sum(died.values())} kills")
+            say(f"run {runs}: {sum(died.values())} kills")
             shutil.rmtree(folder)
     where = ", ".join(f"{number} at {place}" for place, number in died.items() if number)
     say(f"{sum(died.values())} kills in {runs} runs ({where}): all ended as the run that was never killed")

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typer import Option
 
 from partita.datasets import split
 from partita.families import Family
@@ -15,12 +16,13 @@ from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.models import Network
 from partita.predictive import expected_response
-from partita.server.damping import Damping, Optimiser
 from partita.server.events import Event
+from partita.server.rules import Optimiser, Rule
 from partita.server.schedules import Asynchronous, OnePass, Schedule, Synchronous
 from partita.solvers import Gradient, NaturalGradient, Solver
 from partita.studies.committee import split_prior
 from partita.studies.images import Images
+from partita.studies.options import Folder, Methods, Quick, Seeds, Sweep, Validate
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_network
@@ -41,7 +43,7 @@ class Scheme:
     words: str
     schedule: Schedule
     solver: Solver | None = None
-    damping: float | str | Damping = "auto"
+    damping: float | str | Rule = "auto"
     pooled: bool = False
     split_prior: bool = False
     start_scale: float = 0.03
@@ -140,14 +142,14 @@ def sweeps(scale: Scale) -> dict[str, Scheme]:
 
 
 def experiment(
-    setting: str = "both",
-    method: str | None = None,
-    quick: bool = False,
-    seeds: int = 1,
-    rounds: int | None = None,
-    sweep: bool = False,
-    validate: bool = False,
-    folder: Any = None,
+    setting: Annotated[str, Option(help="iid, non-iid or both.")] = "both",
+    method: Methods = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    rounds: Annotated[int | None, Option(min=6, help="Of synchronous PVI; others follow.")] = None,
+    sweep: Sweep = False,
+    validate: Validate = False,
+    folder: Folder = None,
 ) -> Experiment:
     """The study that its options ask for."""
     if setting != "both":

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.optimize
+from typer import Option
 
 from partita import datasets
 from partita.estimators import StreamingGPRegressor
@@ -15,6 +16,7 @@ from partita.foundation.checks import check_one_of
 from partita.foundation.plain import Row
 from partita.foundation.runtime import precision
 from partita.gp.kernels import SquaredExponential
+from partita.studies.options import Folder, Methods, Quick
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.paper.streams import KEYS, Data, learn_batches, learn_numbers, scores
 from partita.studies.runner import Cell
@@ -45,11 +47,13 @@ def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
 
 
 def experiment(
-    method: str | None = None,
-    quick: bool = False,
-    orders: int | None = None,
-    outputs: str | None = None,
-    folder: Any = None,
+    method: Methods = None,
+    quick: Quick = False,
+    orders: Annotated[int | None, Option(min=1, help="How many joints to sort by; all of them, if left out.")] = None,
+    outputs: Annotated[
+        str | None, Option(help="Which torques, counted from 1 and separated by commas, or all.")
+    ] = None,
+    folder: Folder = None,
 ) -> Experiment:
     """The study that its options ask for: streams in so many orders, and torques counted from 1, or all."""
     names = choose_names(method, METHODS)

@@ -11,6 +11,7 @@ from partita.predictive import expected_response
 from partita.server.schedules import Synchronous
 from partita.solvers import FixedPoint, Gradient, NaturalGradient, Solver
 from partita.studies.images import Images, decaying_adam
+from partita.studies.options import Folder, Methods, Quick, Seeds, Sweep, Validate
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_network
@@ -39,12 +40,12 @@ def solver(name: str, rate: float, epochs: int, rows: int) -> tuple[Solver, Any]
 
 
 def experiment(
-    method: str | None = None,
-    quick: bool = False,
-    seeds: int = 1,
-    sweep: bool = False,
-    validate: bool = False,
-    folder: Any = None,
+    method: Methods = None,
+    quick: Quick = False,
+    seeds: Seeds = 1,
+    sweep: Sweep = False,
+    validate: Validate = False,
+    folder: Folder = None,
 ) -> Experiment:
     """The study that its options ask for."""
     names = choose_names(method, list(RATES))

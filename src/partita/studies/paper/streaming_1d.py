@@ -6,6 +6,7 @@ import numpy as np
 
 from partita.estimators import StreamingGPRegressor
 from partita.foundation.plain import Row
+from partita.studies.options import Methods, Quick, Seeds
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.paper.pictures import frames
 from partita.studies.paper.streams import KEYS, learn_batches, learn_numbers, scores
@@ -24,7 +25,7 @@ def truth(x: np.ndarray) -> np.ndarray:
     return np.sin(2 * x) + 0.4 * x * np.cos(5 * x) / (1 + x**2)
 
 
-def experiment(method: str | None = None, quick: bool = False, seeds: int = 1) -> Experiment:
+def experiment(method: Methods = None, quick: Quick = False, seeds: Seeds = 1) -> Experiment:
     """The study that its options ask for; a quick one has one seed."""
     shown = Presentation(
         "A stream in one dimension", ("smse", "nlpd", "coverage"), ["smse"], KEYS,

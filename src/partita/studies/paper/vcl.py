@@ -18,6 +18,7 @@ from partita.result import Result
 from partita.server.schedules import OnePass
 from partita.solvers import Gradient
 from partita.studies.images import Images, decaying_adam
+from partita.studies.options import Folder, Methods, Quick, Seeds, Validate
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_network
@@ -172,7 +173,7 @@ def task(images: Images, setting: str, number: int, seed: int, rows: int | None 
 
 
 def experiment(
-    method: str | None = None, quick: bool = False, seeds: int = 1, validate: bool = False, folder: Any = None
+    method: Methods = None, quick: Quick = False, seeds: Seeds = 1, validate: Validate = False, folder: Folder = None
 ) -> Experiment:
     """The study that its options ask for."""
     names = choose_names(method, METHODS)

@@ -1,12 +1,14 @@
 """Matplotlib, which draws into files here; and all pictures by name."""
 
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Option
 
 from partita.foundation.checks import check_one_of, import_extra
-from partita.studies.documents import Say, check_place
+from partita.studies.documents import check_place
+from partita.studies.options import Say, Some
 
 # Each has a module here whose `draw` writes the picture to a file.
 PICTURES = ("demo", "streaming", "methods")
@@ -18,9 +20,13 @@ def import_pyplot() -> Any:
     return import_extra("matplotlib.pyplot", "Matplotlib", "dev")
 
 
-def draw_pictures(say: Say, names: Sequence[str] = (), folder: Path = Path("docs/images")) -> None:
+def draw_pictures(
+    say: Say,
+    names: Some = None,
+    folder: Annotated[Path, Option("--out", help="The folder for pictures.")] = Path("docs/images"),
+) -> None:
     """Draw all pictures, or those named, into a folder."""
-    for name in names:
+    for name in names or ():
         check_one_of("", PICTURES, name=name)
     for name in names or PICTURES:
         path = folder / f"{name}.png"

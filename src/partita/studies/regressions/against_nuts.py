@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 import partita as pt
-from partita.studies.documents import Say, write_sections
+from partita.studies.documents import write_sections
 from partita.studies.nuts import Plan, import_numpyro, sample_program
+from partita.studies.options import Page, Say
 
 DOCUMENT = Path("docs/against_nuts.md")
 HEAD = """# Against NUTS
@@ -102,7 +103,7 @@ def section(title: str, name: str, X: np.ndarray, y: np.ndarray, settings: dict)
     return "\n".join(lines)
 
 
-def compare_with_nuts(say: Say, out: Path | None = None) -> None:
+def compare_with_nuts(say: Say, out: Page = None) -> None:
     """Say the tables of all problems, and write the page."""
     import_numpyro()
     sections = (section(title, *problem) for title, problem in problems().items())

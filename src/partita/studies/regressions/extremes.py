@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partita.studies.documents import Say
+from partita.studies.options import Say
 from partita.studies.regressions.packages import import_pandas
 from partita.studies.regressions.page import extremes
 from partita.studies.regressions.sets import DataSet, Table

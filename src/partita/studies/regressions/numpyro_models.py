@@ -17,9 +17,10 @@ import numpy as np
 import partita as pt
 from partita.datasets import load_table
 from partita.foundation.runtime import precision
-from partita.studies.documents import Say, choose, write_sections
+from partita.studies.documents import choose, write_sections
 from partita.studies.methods.problems import read_districts, read_seizures
 from partita.studies.nuts import Plan, import_numpyro, sample_program
+from partita.studies.options import Page, Say, Some
 
 DOCUMENT = Path("docs/numpyro_results.md")
 
@@ -282,7 +283,7 @@ HEAD = (
 )
 
 
-def compare_models(say: Say, names: Sequence[str] = (), out: Path | None = None) -> None:
+def compare_models(say: Say, names: Some = None, out: Page = None) -> None:
     """Say the tables of all models, or of those named; all of them are written, too, as any are with `out`."""
     chosen = choose(PROBLEMS, names)
     write_sections(HEAD, _sections(chosen), out or (None if names else DOCUMENT), say)

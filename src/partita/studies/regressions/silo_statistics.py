@@ -9,22 +9,25 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from scipy.io import loadmat
+from typer import Option
 
 import partita as pt
-from partita.datasets.places import needed
+from partita.datasets.places import find_needed
 from partita.errors import InputError
-from partita.studies.documents import Say, choose, write_sections
+from partita.studies.documents import choose, write_sections
+from partita.studies.options import Page, Say, Some
 from partita.studies.regressions.packages import import_pandas, import_statsmodels
 from partita.studies.regressions.sets import Table
 
 DOCUMENT = Path("docs/statistics_results.md")
+Bambi = Annotated[str | None, Option(metavar="PYTHON", help="An interpreter that has bambi.")]
 BAMBI = """
 import json, sys
 import arviz, bambi, pandas
@@ -81,7 +84,7 @@ def grouped_coefficients(kind: str, formula: str, group: str, table: Table) -> d
 
 
 def read(name: str) -> Table:
-    return import_pandas().read_csv(needed(f"tables/{name}.csv", None, "Rdatasets"))
+    return import_pandas().read_csv(find_needed(f"tables/{name}.csv", None, "Rdatasets"))
 
 
 def contraception() -> Question:
@@ -132,7 +135,7 @@ def epil_overdispersed() -> Question:
 
 
 def school() -> Question:
-    data = loadmat(needed("school.mat", None, "the multi-task learning literature"))
+    data = loadmat(find_needed("school.mat", None, "the multi-task learning literature"))
     parts = []
     for number, (X, y) in enumerate(zip(data["X"][0], data["Y"][0], strict=True)):
         columns = {"year2": X[:, 1], "year3": X[:, 2], "meals": X[:, 3], "verbal1": X[:, 4], "girl": X[:, 6]}
@@ -151,7 +154,7 @@ def school() -> Question:
 
 
 def adult() -> Question:
-    with gzip.open(needed("adult/adult.data.gz", None, "UCI"), "rt") as stream:
+    with gzip.open(find_needed("adult/adult.data.gz", None, "UCI"), "rt") as stream:
         table = import_pandas().read_csv(stream, names=ADULT, skipinitialspace=True, na_values="?").dropna()
     few = table.country.where(table.country.isin(["United-States", "Mexico", "Philippines", "Germany"]), "elsewhere")
     table = table.assign(place=few, income=(table.income == ">50K") * 1)
@@ -261,7 +264,7 @@ HEAD = (
 )
 
 
-def compare_silos(say: Say, names: Sequence[str] = (), bambi: str | None = None, out: Path | None = None) -> None:
+def compare_silos(say: Say, names: Some = None, bambi: Bambi = None, out: Page = None) -> None:
     """Say the tables of all questions, or of those named; all of them are written, too, as any are with `out`."""
     sections = (section(make(), bambi) for make in choose(QUESTIONS, names))
     write_sections(HEAD, sections, out or (None if names else DOCUMENT), say)

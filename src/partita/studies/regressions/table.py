@@ -10,15 +10,17 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
+from typer import Option
 
 import partita as pt
 from partita.foundation.checks import check_one_of
-from partita.studies.documents import Say, check_place
+from partita.studies.documents import check_place
 from partita.studies.nuts import load_or_sample
+from partita.studies.options import Page, Say, Some
 from partita.studies.regressions.best_gaussian import FAMILIES, best_gaussian
 from partita.studies.regressions.packages import import_statsmodels
 from partita.studies.regressions.page import extremes, page
@@ -237,20 +239,24 @@ def _end_set(data: DataSet, began: float, say: Say) -> None:
 
 def run_table(
     say: Say,
-    names: Sequence[str] = (),
-    quick: bool = False,
-    with_extremes: bool = False,
-    cache: Path = CACHE,
-    out: Path | None = None,
+    names: Some = None,
+    quick: Annotated[bool, Option("--quick", help="Small gaussian sets, against quadrature alone.")] = False,
+    references: Annotated[bool, Option("--references", help="Sample with NUTS and keep that, fit nothing.")] = False,
+    with_extremes: Annotated[bool, Option("--extremes", help="Made-up data at the edges, too.")] = False,
+    cache: Annotated[Path | None, Option(help="Where draws are kept; the user's cache, if not given.")] = None,
+    out: Page = None,
 ) -> None:
     """Compare data sets, all or those named, and say the page; a whole run writes it, too, as any with `out` does."""
+    if references:
+        keep_draws(names or (), cache or CACHE, say)
+        return
     whole = not (quick or names)
     out = out or (DOCUMENT if whole else None)
     check_place(out)
     rows = []
-    for data in choose_sets(names, quick):
+    for data in choose_sets(names or (), quick):
         began = time.perf_counter()
-        rows.append(compare(data, cache, draws=not quick))
+        rows.append(compare(data, cache or CACHE, draws=not quick))
         _end_set(data, began, say)
     if not rows:
         return

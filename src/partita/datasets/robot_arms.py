@@ -1,43 +1,19 @@
-"""Data for streams: banana, the Barrett WAM arm, and a simulated arm that needs no file."""
-
-import os
+"""Robot arms: the Barrett WAM, in a file that is not downloaded, and a simulated one that needs none."""
 
 import numpy as np
 
-from partita.datasets.mnist import Split
-from partita.datasets.places import needed
+from partita.datasets.places import Data, Folder, Split, find_needed
 from partita.errors import InputError
 
-BANANA = "banana"
-BANANA_SOURCE = "the banana benchmark of Rätsch, Onoda and Müller (2001)"
 WAM = "barrett_wam.mat"
 WAM_SOURCE = "the inverse dynamics data of Nguyen-Tuong, Seeger and Peters (2009)"
 
 
-def read_banana(folder: str | os.PathLike[str] | None = None) -> Split:
-    """400 and 4,900 rows of two inputs, with labels 0 and 1."""
-    path = needed(BANANA, folder, BANANA_SOURCE)
-
-    def part(name: str) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            X = np.loadtxt(path / f"banana_{name}_x.txt", delimiter=",", ndmin=2)
-            y = np.loadtxt(path / f"banana_{name}_y.txt", ndmin=1)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{path}: expected banana_{name}_x.txt and banana_{name}_y.txt of numbers ({error})"
-            ) from None
-        if X.shape != (len(y), 2) or not np.all(np.abs(y) == 1):
-            raise InputError(f"{path}: expected two inputs and a label -1 or 1 per row, got {X.shape} and {y.shape}")
-        return X, (y > 0).astype(float)
-
-    return part("train"), part("test")
-
-
-def read_wam(folder: str | os.PathLike[str] | None = None) -> Split:
+def read_wam(folder: Folder = None) -> Split:
     """12,000 and 3,000 rows of 21 inputs (angles, speeds and accelerations of seven joints), with seven torques."""
     from scipy.io import loadmat
 
-    path = needed(WAM, folder, WAM_SOURCE)
+    path = find_needed(WAM, folder, WAM_SOURCE)
     try:
         arrays = loadmat(path)
         parts = [np.asarray(arrays[name], float) for name in ("X_train", "Y_train", "X_test", "Y_test")]
@@ -49,7 +25,7 @@ def read_wam(folder: str | os.PathLike[str] | None = None) -> Split:
     return (X, Y), (X_test, Y_test)
 
 
-def simulated_arm(rows: int = 3000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def simulate_arm(rows: int = 3000, seed: int = 0) -> Data:
     """Angles, speeds and accelerations of a planar arm with two links on smooth paths, and the torques that they take.
 
     Rigid-body dynamics of two unit rods of unit mass under gravity, with friction; 2 % of noise. (See any textbook of
