@@ -11,7 +11,7 @@ from partita.errors import RunMismatch
 from partita.foundation.archives import read_arrays, write_arrays
 from partita.gp import Learning, SparseGP, Stream, kernels, likelihoods
 from partita.gp.events import look_back, name_numbers
-from partita.server.limits import divergence
+from partita.server.divergences import divergence
 
 GENERATOR = np.random.default_rng(0)
 X = np.sort(GENERATOR.uniform(0, 6, (60, 1)), axis=0)
