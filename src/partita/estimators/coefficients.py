@@ -6,11 +6,11 @@ import numpy as np
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from partita.errors import InputError
+from partita.errors import InputError, MissingCapability
 from partita.estimators.base import Estimator
 from partita.estimators.units import Units
 from partita.families.marginals import Marginals
-from partita.models.linear import LinearPredictor, to_units_of_data
+from partita.models.linear import to_units_of_data
 from partita.result import Result
 
 
@@ -23,13 +23,12 @@ class Coefficients(Estimator):
     def _coefficients(self) -> Marginals:
         """Of the coefficients and the intercept, one output after the other."""
         check_is_fitted(self, "result_")
-        model: Any = self.result_.model
-        if not isinstance(model, LinearPredictor):
-            raise AttributeError("coefficients: a network has none: use predict")
-        posterior: Any = self.result_.posterior
-        T = to_units_of_data(*self._units.inputs)
-        marginals: Marginals = posterior.marginals(np.kron(np.eye(model.outputs), T))
-        return marginals
+        model = self.result_.model
+        try:
+            found = model.coefficients(self.result_.posterior)
+        except MissingCapability as error:
+            raise AttributeError("coefficients: a network has none: use predict") from error
+        return found.marginals(np.kron(np.eye(model.outputs), to_units_of_data(*self._units.inputs)))
 
     def _by_output(self, values: np.ndarray) -> np.ndarray:
         """[outputs, coefficients and intercept]; of a regression there is one output."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 from scipy.special import expit
 
 from partita.errors import InputError
@@ -87,11 +86,5 @@ def _variance(design: Design, result: Result, X: np.ndarray) -> np.ndarray:
 
 def _group_variances(result: Result) -> np.ndarray:
     """Equally likely variances of groups. Their tails are left out: what counts expect over them is infinite."""
-    posterior: Any = result.posterior
-    latents = getattr(getattr(result.model, "layout", None), "latents", ())
-    places = [latent.start for latent in latents if latent.name == "spread"]
-    if not places:
-        return np.zeros(1)
-    # Gaussian in its logarithm.
-    location, scale = float(posterior.location[places[0]]), float(posterior.scale[places[0]])
-    return np.exp(2 * stats.norm.ppf((np.arange(SPREADS) + 0.5) / SPREADS, location, scale))
+    quantiles = result.model.coefficients(result.posterior).log_quantiles.get("spread")
+    return np.zeros(1) if quantiles is None else np.exp(2 * quantiles((np.arange(SPREADS) + 0.5) / SPREADS))

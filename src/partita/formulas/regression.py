@@ -8,18 +8,17 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-from scipy import stats
 
 from partita import metrics
 from partita.errors import InputError, RunMismatch
 from partita.exchange import CHAINS, imported
-from partita.families import WeightsAndNoise
 from partita.families.marginals import Marginals
 from partita.formulas.design import Counts, Design, Rows
 from partita.formulas.prediction import expected, read_inputs
 from partita.formulas.saving import unpack_design
 from partita.foundation.checks import check_count, is_number
 from partita.foundation.text import clean
+from partita.models.coefficients import Coefficients
 from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
 from partita.server.storage import doubted, read_arrays
@@ -136,11 +135,13 @@ class Regression:
     @cached_property
     def _coefficients(self) -> Marginals:
         """Of the coefficients in the units of the data, the intercept last."""
-        posterior: Any = self.result.posterior
         T, shift = self._transform
-        # Other parameters of a program, such as spreads, come after the coefficients.
-        others = len(posterior.location) - T.shape[1]
-        return posterior.marginals(np.pad(T, ((0, 0), (0, others)))).shifted(shift)
+        return self._read.marginals(T).shifted(shift)
+
+    @property
+    def _read(self) -> Coefficients:
+        """What the run says of its coefficients, in its own units."""
+        return self.result.model.coefficients(self.result.posterior)
 
     def coefficients(self, level: float = 0.95) -> list[dict[str, Any]]:
         """A row for each coefficient: mean, standard deviation, credible interval, and the ratio that it stands for."""
@@ -164,25 +165,15 @@ class Regression:
     def spreads(self, level: float = 0.95) -> list[dict[str, Any]]:
         """The same for standard deviations of noise and of groups, and for a negative binomial's size."""
         check_level(level)
-        posterior: Any = self.result.posterior
         tail = 0.5 - level / 2
-        if isinstance(posterior, WeightsAndNoise):
-            low, middle, high = self.design.target_unit * posterior.noise_quantile([tail, 0.5, 1 - tail])
-            return [{"name": "noise", "median": middle, "low": low, "high": high}]
         rows = []
-        for one in self._positive:
-            unit = 1.0 if one.name == "size" else self.design.target_unit
-            label = f"sd of {self.design.group}" if one.name == "spread" else one.name
-            location, scale = float(posterior.location[one.start]), float(posterior.scale[one.start])
-            low, middle, high = unit * np.exp(stats.norm.ppf([tail, 0.5, 1 - tail], location, scale))
+        found = self._read
+        for name in found.log_quantiles:
+            unit = 1.0 if name == "size" else self.design.target_unit
+            label = f"sd of {self.design.group}" if name == "spread" else name
+            low, middle, high = unit * found.quantiles(name, [tail, 0.5, 1 - tail])
             rows.append({"name": label, "median": middle, "low": low, "high": high})
         return rows
-
-    @property
-    def _positive(self) -> list[Any]:
-        """The positive parameters of a program: Gaussian in their logarithms."""
-        latents = getattr(getattr(self.result.model, "layout", None), "latents", ())
-        return [latent for latent in latents if latent.name in ("noise", "spread", "size")]
 
     def to_arviz(self, draws: int = 1000, seed: int = 0) -> Any:
         """An ArviZ `InferenceData` with draws of every coefficient by name, in the units of the data."""
@@ -234,13 +225,9 @@ class Regression:
 
     def _drawn(self, number: int, rng: np.random.Generator) -> "Drawn":
         """Draws of the posterior."""
-        posterior: Any = self.result.posterior
         T, shift = self._transform
-        drawn = posterior.sample(jax.random.key(int(rng.integers(2**32))), (number,))
-        if isinstance(posterior, WeightsAndNoise):
-            return Drawn(drawn.location @ T.T + shift, {"noise": 1 / np.sqrt(drawn.precision)[:, None]})
-        others = {one.name: np.exp(drawn[:, one.start, None]) for one in self._positive}
-        return Drawn(drawn[:, : T.shape[1]] @ T.T + shift, others)
+        weights, others = self._read.draw(jax.random.key(int(rng.integers(2**32))), number)
+        return Drawn(weights @ T.T + shift, {name: values[:, None] for name, values in others.items()})
 
     def _predicted(self, X: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
         """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""

@@ -26,6 +26,8 @@ class Latent(NamedTuple):
     shape: tuple[int, ...]
     axis: int | None = None
     length: int = 1
+    # What values it can have: "real" or "positive" numbers, or "other".
+    support: str = "real"
 
     @property
     def stop(self) -> int:
@@ -164,7 +166,7 @@ def laid_out(program: Callable, row: Mapping[str, np.ndarray], groups: Mapping[s
         if not mine and shape != transformed:
             raise InputError(f"model: {name} has a value for every row: put it into a plate over rows")
         if not mine:
-            latents.append(Latent(name, places["latents"], shape))
+            latents.append(Latent(name, places["latents"], shape, support=_support(site)))
             places["latents"] = latents[-1].stop
             continue
         if len(mine) > 1:
@@ -285,6 +287,16 @@ def _row_axis(two: Site, three: Site) -> int | None:
     if grown and shapes[0][grown[0]] != 2:
         raise InputError(f"model: {two.name} has {shapes[0][grown[0]]} observations for 2 rows: give every row its own")
     return grown[0] if grown else None
+
+
+def _support(site: Any) -> str:
+    """Whether values are real numbers or exponentials of such."""
+    from numpyro.distributions.transforms import ExpTransform, IdentityTransform, biject_to
+
+    transform = biject_to(site.fn.support)
+    transform = getattr(transform, "base_transform", transform)
+    known = {IdentityTransform: "real", ExpTransform: "positive"}
+    return known.get(type(transform), "other")
 
 
 def _unconstrained_shape(site: Site) -> tuple[int, ...]:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError, ShardError, reason
-from partita.families import Family, Gaussian, MeanField
+from partita.families import GAUSSIANS, Family, MeanField
 from partita.foundation.checks import import_extra
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
@@ -23,10 +24,10 @@ from partita.shards import Shard, as_numbers, check_rows, check_weights, make_sh
 class Observed(NamedTuple):
     """A shard's rows; where there are local variables, its groups, each with as many rows as the largest."""
 
-    arrays: dict[str, Array]
-    # Which rows of a group are there, and which of the program's groups it is.
-    there: Array | None
-    group: Array | None
+    arrays: Mapping[str, Array]
+    # Which rows of a group are there, and which of the program's groups it is; None, where rows have no groups.
+    there: Any
+    group: Any
     # Whether this is the site of the prior, which has no data.
     is_prior: Array
 
@@ -109,8 +110,7 @@ class NumPyroModel(AbstractModel):
     def natural_prior(self, hyper: Hyper) -> Family:
         self._sized()
         precision = 1 / jnp.asarray(self.scale) ** 2
-        pull = precision * jnp.asarray(self.location)
-        return Gaussian(pull, jnp.diag(precision)) if self.posterior == "full" else MeanField(pull, precision)
+        return GAUSSIANS[self.posterior].independent(jnp.asarray(self.location), precision)
 
     @property
     def start(self) -> Family | None:
@@ -213,13 +213,13 @@ class NumPyroModel(AbstractModel):
         if not layout.local:
             return self._rows(self.run(params, None, data.arrays))
 
-        def of_group(arrays: dict[str, Array], there: Array, group: Array) -> Array:
+        def of_group(arrays: Mapping[str, Array], there: Array, group: Array) -> Array:
             joint = self._joint(arrays, there, group)
             return log_integral(joint, params, layout.local_size)
 
         return jax.vmap(of_group)(data.arrays, data.there, data.group)
 
-    def _joint(self, arrays: dict[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
+    def _joint(self, arrays: Mapping[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
         """log p(y, u | θ) of one group, as a function of θ and its own variables u."""
 
         def joint(params: Array, own: Array) -> Array:
@@ -305,6 +305,28 @@ class NumPyroModel(AbstractModel):
         with precision(np.float64):
             return on_host(_constrained(self, jnp.asarray(draws)))
 
+    def coefficients(self, posterior: Family) -> Coefficients:
+        """Global variables that are real numbers; beside them, single ones that are positive."""
+        latents = self._sized().latents
+        real = [latent for latent in latents if latent.support == "real"]
+        positive = {
+            latent.name: latent.start for latent in latents if latent.support == "positive" and not latent.shape
+        }
+        places = [place for latent in real for place in range(latent.start, latent.stop)]
+
+        def split(draws: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+            numbers = np.asarray(draws)
+            return numbers[:, places], {name: np.exp(numbers[:, place]) for name, place in positive.items()}
+
+        return Coefficients(
+            [name_place({one.name: np.empty(one.shape)}, i) for one in real for i in range(one.stop - one.start)],
+            posterior,
+            split,
+            places,
+            latents[-1].stop,
+            {name: normal_quantiles(posterior, place) for name, place in positive.items()},
+        )
+
     def sample_local(self, posterior: Family, key: Any, number: int, raw: Any) -> dict[str, np.ndarray]:
         """Draws of a site's own variables, for its groups in order, each with a draw of θ; for the site to look at.
 
@@ -343,7 +365,7 @@ def _constrained(model: NumPyroModel, draws: Array) -> dict[str, Array]:
 def _local_draws(model: NumPyroModel, draws: Array, noise: Array, data: Observed) -> dict[str, Array]:
     layout = model._sized()
 
-    def of_group(params: Array, z: Array, arrays: dict[str, Array], there: Array, group: Array) -> dict[str, Array]:
+    def of_group(params: Array, z: Array, arrays: Mapping[str, Array], there: Array, group: Array) -> dict[str, Array]:
         peak = find_peak(model._joint(arrays, there, group), params, layout.local_size)
         sites = model.run(params, peak.mode + peak.root @ z, arrays)
         return {latent.name: jnp.take(sites[latent.name].value, group, axis=latent.axis) for latent in layout.local}
@@ -389,7 +411,7 @@ def from_numpyro(
     import_extra("numpyro", "NumPyro", "numpyro")
     if not callable(model):
         raise InputError(f"model: expected a function with numpyro.sample statements, got {type(model).__name__}")
-    if posterior not in ("full", "mean-field"):
+    if posterior not in GAUSSIANS:
         raise InputError(f'posterior: expected "full" or "mean-field", got {posterior!r}')
     names = (data,) if isinstance(data, str) else tuple(data)
     takes = inspect.signature(model).parameters

@@ -18,7 +18,7 @@ from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json
-from partita.foundation.text import clean
+from partita.foundation.text import MOST_REASON, clean
 from partita.models import Hyper
 from partita.solvers import Outcome
 from partita.wire.tasks import Task, Update
@@ -27,8 +27,6 @@ from partita.wire.tasks import Task, Update
 Compression = Literal["none", "float16"]
 # Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
-# Characters of why a site is away, or not asked again.
-MOST_REASON = 1000
 LARGEST, TINY = 2.0**15, 1e-300
 NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
