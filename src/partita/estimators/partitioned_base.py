@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from partita.designs.collinearity import describe_idle
 from partita.errors import InputError
 from partita.estimators import saving
 from partita.estimators.base import Path, check_inputs
 from partita.estimators.coefficients import Coefficients
-from partita.estimators.parts import Part, check_weights, group_rows
+from partita.estimators.parts import Part, ask_idle_columns, ask_parts, check_weights, group_rows
 from partita.estimators.units import LINEAR_SLACK, NETWORK_SLACK, Units, convert, join, measure_units
 from partita.families import Family
 from partita.fitting import fit as fit_sites
@@ -27,7 +28,6 @@ from partita.server.hyper import LearnHyper
 from partita.server.rules import Rule
 from partita.server.schedules import OnePass, Schedule, Synchronous
 from partita.server.settings import Settings
-from partita.site.collinearity import describe_idle, find_idle
 from partita.site.columns import Columns
 from partita.solvers import Solver
 from partita.telemetry import Callback
@@ -83,10 +83,10 @@ class Partitioned(Coefficients):
         X, y = self._check(X, y, first=True)
         weights = check_weights(sample_weight, X)
         rows = group_rows(groups, weights)
-        self._warn_of_idle_columns([X[part] for part in rows.values()])
+        self._warn_of_idle_columns([(X[part], y[part]) for part in rows.values()])
         # Kept for `forget`, and nowhere written: the others refine their factors.
         data = [(X[part], y[part], weights[part]) for part in rows.values()]
-        parts = [Part.of(name, *own) for name, own in zip(rows, data, strict=True)]
+        parts = ask_parts(rows, data)
         units = self._units_of(parts)
         self.result_ = self._fit_sites(data, units, parts, callbacks=callbacks)
         self._units, self._parts, self._data, self._warned = units, parts, data, False
@@ -146,7 +146,7 @@ class Partitioned(Coefficients):
         before = [] if is_first else self._parts
         # A number of its own, whatever names sites before it have, and whichever were forgotten.
         number = 1 + max((part.name for part in before if isinstance(part.name, int)), default=len(before) - 1)
-        parts = [*before, Part.of(number, X, y, weights)]
+        parts = [*before, *ask_parts([number], [(X, y, weights)])]
         units, result = self._carry(parts) if before else (self._units_of(parts), None)
         # How large values were is remembered in the units of the data, not in those that the model sees.
         columns = Columns() if result is None else result.columns
@@ -230,12 +230,12 @@ class Partitioned(Coefficients):
     def _scale_targets(self, y: np.ndarray, units: Units) -> np.ndarray:
         return y
 
-    def _warn_of_idle_columns(self, sites: Sequence[np.ndarray]) -> None:
+    def _warn_of_idle_columns(self, shards: Sequence[Any]) -> None:
         """Where coefficients are what the prior says, whatever the data are; networks have none that are read off."""
         if self.hidden is not None:
             return
         names = [str(name) for name in getattr(self, "feature_names_in_", range(self.n_features_in_))]
-        for words in describe_idle(find_idle(sites), names):
+        for words in describe_idle(ask_idle_columns(shards), names):
             warnings.warn(f"X: {words}", stacklevel=3)
 
     def _check_inputs(self, X: Any) -> np.ndarray:

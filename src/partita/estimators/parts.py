@@ -1,12 +1,19 @@
 """Who contributed to an estimator: sites that are groups of rows, or batches of a stream; and their weights."""
 
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from sklearn.utils.validation import _check_sample_weight
 
+from partita.designs.collinearity import Idle, find_idle
+from partita.engines import InProcess
 from partita.errors import InputError
-from partita.foundation.moments import Moments
+from partita.foundation.moments import Moments, join_moments
+from partita.wire.engine import ask_all
+from partita.wire.naming import SiteNames
+from partita.wire.questions import Moments as AskMoments
+from partita.wire.questions import MomentsAnswer, Products, Question
 
 
 class Part(NamedTuple):
@@ -21,9 +28,35 @@ class Part(NamedTuple):
     def weight(self) -> float:
         return self.moments.count
 
-    @classmethod
-    def of(cls, name: Any, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
-        return cls(name, len(X), Moments.of(np.column_stack([X, y]), weights))
+
+def ask_parts(names: Iterable[Any], data: Sequence[tuple[np.ndarray, ...]]) -> list[Part]:
+    """What sites tell of their columns and targets, each with a weight for every row."""
+    answers = zip(names, data, ask_sites(data, AskMoments()), strict=True)
+    return [Part(name, len(own[0]), _with_target(answer)) for name, own, answer in answers]
+
+
+def _with_target(answer: MomentsAnswer) -> Moments:
+    mean = np.concatenate([answer.mean, answer.target_mean])
+    return Moments(answer.count, mean, np.concatenate([answer.total, answer.target_total]))
+
+
+def ask_idle_columns(shards: Sequence[Any]) -> Idle:
+    """Columns that do not vary or follow from others, from what sites tell of means and products of columns."""
+    each = [Moments(one.count, one.mean, one.total) for one in ask_sites(shards, AskMoments())]
+
+    def ask_products(used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
+        answers = ask_sites(shards, Products(used, centre, unit))
+        products: np.ndarray = np.sum([answer.products for answer in answers], axis=0)
+        return products
+
+    return find_idle(join_moments(each), ask_products)
+
+
+def ask_sites(shards: Sequence[Any], question: Question) -> list[Any]:
+    """What sites in this process answer."""
+    engine = InProcess()
+    engine.connect(shards)
+    return ask_all(engine, question, len(shards), SiteNames())
 
 
 def check_weights(sample_weight: Any, X: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import Family, Substitution
-from partita.foundation.moments import Affine, Moments
+from partita.foundation.moments import Affine, Moments, join_moments
 from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.result import Result
 
@@ -47,7 +47,7 @@ def measure_units(each: Sequence[Moments], standardise: bool, of_target: Callabl
         standardise: otherwise columns and targets are left in their own units.
         of_target: what the units of a target are that has such moments.
     """
-    together = reduce(lambda so_far, one: so_far.with_others(one), each, Moments())
+    together = join_moments(each)
     if not standardise:
         return Units(Affine.unchanged(len(together.mean) - 1), Affine.unchanged())
     inputs, target = (Moments(together.count, together.mean[k], together.total[k]) for k in (slice(0, -1), -1))

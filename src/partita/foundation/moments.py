@@ -1,5 +1,7 @@
 """Means and deviations of columns, from rows that are in several places or arrive over time; units made of them."""
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,3 +94,8 @@ class Moments:
         mean = np.asarray(self.mean, float)
         size = np.where(mean != 0, np.abs(mean), 1.0)
         return Affine(mean, np.where(has_spread(mean, self.deviation), self.deviation, size))
+
+
+def join_moments(each: Iterable[Moments]) -> Moments:
+    """Of the rows of all places."""
+    return reduce(lambda so_far, own: so_far.with_others(own), each, Moments())
