@@ -3,7 +3,9 @@
 As a program, it does the work whose name it reads, again and again, and answers with its seconds.
 """
 
+import atexit
 import contextlib
+import shutil
 import sys
 import tempfile
 import time
@@ -18,7 +20,7 @@ import numpy as np
 ENDLESS = 1_000_000
 
 
-def binary(sites: int, rows: int, features: int) -> list:
+def binary(sites: int, rows: int, features: int) -> list[Any]:
     generator = np.random.default_rng(0)
     X = generator.normal(size=(sites * rows, features))
     y = (generator.random(len(X)) < 1 / (1 + np.exp(-X @ generator.normal(size=features)))).astype(float)
@@ -33,7 +35,7 @@ def following(number: int, *run: Any, **settings: Any) -> Callable[[], Any]:
     return lambda: list(islice(events, number))
 
 
-def rounds(sites: int, posterior: str, number: int) -> Callable[[], Any]:
+def rounds(sites: int, posterior: Any, number: int) -> Callable[[], Any]:
     import partita as pt
 
     model = pt.models.LogisticRegression(features=20, intercept=False, posterior=posterior)
@@ -41,7 +43,7 @@ def rounds(sites: int, posterior: str, number: int) -> Callable[[], Any]:
     return following(number, model, binary(sites, 50, 20), schedule=schedule)
 
 
-def folds(posterior: str, number: int) -> Callable[[], Any]:
+def folds(posterior: Any, number: int) -> Callable[[], Any]:
     import partita as pt
 
     model = pt.models.LogisticRegression(features=5, posterior=posterior)
@@ -62,12 +64,11 @@ def durable(number: int) -> Callable[[], Any]:
     """Updates that are on disk before they are folded."""
     import partita as pt
 
-    folder = tempfile.TemporaryDirectory()
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     model = pt.models.LogisticRegression(features=50, posterior="mean-field")
     schedule = pt.schedules.Asynchronous(updates=ENDLESS)
-    run = following(number, model, binary(10, 5, 50), schedule=schedule, run_dir=folder.name)
-    # The folder is needed for as long as the run is.
-    return lambda kept=folder: run()
+    return following(number, model, binary(10, 5, 50), schedule=schedule, run_dir=folder)
 
 
 def network(number: int) -> Callable[[], Any]:

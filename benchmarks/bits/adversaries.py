@@ -22,7 +22,7 @@ class Lying(pt.engines.InProcess):
 
     lie: Callable[[Any], Any] = lambda update: update
 
-    def collect(self) -> list:
+    def collect(self) -> list[Any]:
         return [self.lie(arrival) if arrival.site == BAD else arrival for arrival in super().collect()]
 
 
@@ -46,7 +46,7 @@ LIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def lied(name: str, schedule: Any, posterior: str = "full", **settings: Any) -> Outcome:
+def lied(name: str, schedule: Any, posterior: Any = "full", **settings: Any) -> Outcome:
     """A run with a journal; shares, strikes and quarantines are in its events, verdicts in its notices."""
     model, followed, events = pt.models.LogisticRegression(features=3, posterior=posterior), Followed(), []
     with tempfile.TemporaryDirectory() as folder:

@@ -27,26 +27,26 @@ def fit(model: Any, shards: Any, **settings: Any) -> Outcome:
     return of_result(result, followed.digests)
 
 
-def binary(sites: int = 4, rows: int = 80) -> list:
+def binary(sites: int = 4, rows: int = 80) -> list[Any]:
     generator = np.random.default_rng(7)
     X = generator.normal(size=(rows, 3))
     y = (generator.random(rows) < 1 / (1 + np.exp(-X @ np.array([1.0, 2.0, 3.0])))).astype(float)
     return [(X[i::sites], y[i::sites]) for i in range(sites)]
 
 
-def numbers(sites: int = 3, rows: int = 60) -> list:
+def numbers(sites: int = 3, rows: int = 60) -> list[Any]:
     generator = np.random.default_rng(8)
     X = generator.normal(size=(rows, 2))
     y = X @ np.array([1.0, -2.0]) + 0.5 + 0.4 * generator.normal(size=rows)
     return [(X[i::sites], y[i::sites]) for i in range(sites)]
 
 
-def digits(sites: int, how: str) -> list:
+def digits(sites: int, how: Any) -> list[Any]:
     X, y = pt.datasets.load("digits")
     return pt.datasets.split((np.asarray(X[:300] / 16, np.float32), y[:300]), sites, how)
 
 
-def schedule_case(name: str, posterior: str) -> Outcome:
+def schedule_case(name: str, posterior: Any) -> Outcome:
     model = pt.models.LogisticRegression(features=3, posterior=posterior)
     engine = pt.engines.InProcess(speeds=[1.0, 2.0, 0.5, 1.0]) if name == "asynchronous" else None
     return fit(model, binary(), schedule=SCHEDULES[name], engine=engine)
@@ -75,7 +75,10 @@ def taken_back() -> Outcome:
 def saved(stop: int | None) -> Outcome:
     """An asynchronous run with a journal; stopped after so many folds and resumed, if asked."""
     model, shards = pt.models.LogisticRegression(features=3, posterior="mean-field"), binary()
-    run = {"schedule": pt.schedules.Asynchronous(updates=24), "engine": pt.engines.InProcess(speeds=[1, 2, 3, 4])}
+    run: dict[str, Any] = {
+        "schedule": pt.schedules.Asynchronous(updates=24),
+        "engine": pt.engines.InProcess(speeds=[1, 2, 3, 4]),
+    }
     with tempfile.TemporaryDirectory() as folder:
         if stop is not None:
             events: Any = pt.events(model, shards, run_dir=folder, **run)
@@ -85,12 +88,12 @@ def saved(stop: int | None) -> Outcome:
         return outcome.add_rows(_kept_rows(folder))
 
 
-def _kept_rows(folder: str) -> list:
+def _kept_rows(folder: str) -> list[Any]:
     read = find("read_history", "partita.server.journals", "partita.server.storage", "partita.server.journal")
-    return read(folder)
+    return list(read(folder))
 
 
-def learnt_noise(posterior: str) -> Outcome:
+def learnt_noise(posterior: Any) -> Outcome:
     noise = None if posterior == "full" else 0.5
     model = pt.models.LinearRegression(features=2, noise=noise, posterior=posterior)
     hyper = None if noise is None else pt.LearnHyper(names="noise")
@@ -102,7 +105,7 @@ def learnt_hyper(schedule: Any) -> Outcome:
     return fit(model, numbers(), schedule=schedule, hyper=pt.LearnHyper(prior={"noise": (0.3, 0.5)}))
 
 
-def network(schedule: Any, how: str, **settings: Any) -> Outcome:
+def network(schedule: Any, how: Any, **settings: Any) -> Outcome:
     model = pt.models.Network([64, 12, 10])
     return fit(model, digits(10 if how == "by-label" else 4, how), schedule=schedule, **settings)
 
@@ -130,7 +133,7 @@ def each_row() -> Outcome:
     return fit(model, binary(), solver=solver, schedule=pt.schedules.Sequential(passes=3), damping=0.7)
 
 
-def shared(posterior: str) -> Outcome:
+def shared(posterior: Any) -> Outcome:
     model = pt.models.LogisticRegression(features=3, posterior=posterior)
     return fit(model, binary(8), schedule=pt.schedules.Synchronous(rounds=12), custody="shared")
 
@@ -140,7 +143,7 @@ def linear_solver(solver: Any, **settings: Any) -> Outcome:
     return fit(model, binary(), solver=solver, schedule=pt.schedules.Sequential(passes=3), **settings)
 
 
-def mixture(covariance: str) -> Outcome:
+def mixture(covariance: Any) -> Outcome:
     X, _ = pt.datasets.load("wine")
     X = pt.datasets.standardised(np.asarray(X)[:, [0, 2]])
     model = pt.models.GaussianMixture(3, 2, covariance=covariance, concentration=0.5)
@@ -158,10 +161,7 @@ def topics() -> Outcome:
 def closed_form(name: str) -> Outcome:
     """Factor analysis and factorised counts, on the same pixels."""
     counts = np.asarray(pt.datasets.load("digits")[0][:60, 20:28])
-    model: Any = {
-        "factors": lambda: pt.models.FactorAnalysis(8, 2),
-        "counts": lambda: pt.models.PoissonFactorisation(8, 2),
-    }[name]()
+    model: Any = pt.models.FactorAnalysis(8, 2) if name == "factors" else pt.models.PoissonFactorisation(8, 2)
     start = model.begin(counts) if name == "factors" else model.begin()
     return fit(model, [counts[i::3] for i in range(3)], start=start, schedule=pt.schedules.Sequential(passes=3))
 
@@ -170,7 +170,8 @@ def own_likelihood() -> Outcome:
     """A likelihood that is only a function, with a kink."""
     import jax.numpy as jnp
 
-    prior = pt.families.Gaussian.from_moments(np.zeros(2), 4 * np.eye(2))
+    families: Any = pt.families
+    prior = families.Gaussian.from_moments(np.zeros(2), 4 * np.eye(2))
     model = pt.Model(prior, lambda params, data: -jnp.abs(data[1] - data[0] @ params) / 0.4)
     return fit(model, numbers(), schedule=pt.schedules.Synchronous(rounds=10))
 

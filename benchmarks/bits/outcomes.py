@@ -100,14 +100,20 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
 
 
 def _array_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """One line for all arrays of a kind: the leaves of the posterior, of the factors, …"""
+    gaps: dict[str, list[float]] = {}
     for name in _names(old, new):
         first, second = (None if name not in arrays else _unpack(arrays[name]) for arrays in (old, new))
         if first is None or second is None:
             yield f"{name}: only in the {'new' if first is None else 'old'} tree"
         elif first.shape != second.shape or first.dtype != second.dtype:
             yield f"{name}: {first.dtype}{first.shape} has become {second.dtype}{second.shape}"
-        elif first.tobytes() != second.tobytes():
-            yield f"{name}: {_relative(first, second)}"
+        else:
+            gaps.setdefault(name.rpartition(".")[0], []).append(_gap(first, second))
+    for kind, found in gaps.items():
+        if any(found):
+            share = f"{np.count_nonzero(found)} of {len(found)} arrays"
+            yield f"{kind}: {share} differ, by {max(found):.1e} of their largest entry at most"
 
 
 def _number_differences(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
@@ -132,13 +138,16 @@ def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*old, *new]))
 
 
-def _relative(first: np.ndarray, second: np.ndarray) -> str:
-    """The largest difference, relative to the largest entry."""
+def _gap(first: np.ndarray, second: np.ndarray) -> float:
+    """The largest difference, relative to the largest entry; zero only where all bits are the same."""
+    if first.tobytes() == second.tobytes():
+        return 0.0
     if not np.issubdtype(first.dtype, np.number):
-        return "differs"
+        return 1.0
     with np.errstate(all="ignore"):
         gap = np.nanmax(np.abs(second - first), initial=0.0) / max(np.nanmax(np.abs(first), initial=0.0), 1e-300)
-    return f"differs by {gap:.1e} of its largest entry, in {np.sum(first != second)} of {first.size} entries"
+    # What differs in the sign of a zero, or in being a number at all, differs.
+    return max(float(gap), 1e-300)
 
 
 def _pack(array: np.ndarray) -> dict[str, Any]:

@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from partita.formulas import Regression, compare, regress
     from partita.models import Model, from_numpyro
     from partita.result import Result, load
-    from partita.server import damping, hyper, schedules
+    from partita.server import hyper, rules, schedules
+    from partita.server import rules as damping
     from partita.server.hyper import LearnHyper
-    from partita.server.limits import Limits
+    from partita.server.rules.limits import Limits
     from partita.server.settings import Settings
 
 _MODULES = {
-    "damping": "partita.server.damping",
+    "damping": "partita.server.rules",
     "datasets": "partita.datasets",
     "engines": "partita.engines",
     "errors": "partita.errors",
@@ -55,13 +56,14 @@ _MODULES = {
     "models": "partita.models",
     "predictive": "partita.predictive",
     "report": "partita.report",
+    "rules": "partita.server.rules",
     "schedules": "partita.server.schedules",
     "solvers": "partita.solvers",
     "telemetry": "partita.telemetry",
 }
 _NAMES = {
     "LearnHyper": "partita.server.hyper",
-    "Limits": "partita.server.limits",
+    "Limits": "partita.server.rules.limits",
     "Model": "partita.models",
     "PartitaError": "partita.errors",
     "PartitionedClassifier": "partita.estimators",
@@ -114,6 +116,7 @@ __all__ = [
     "predictive",
     "regress",
     "report",
+    "rules",
     "schedules",
     "solvers",
     "telemetry",

@@ -16,8 +16,8 @@ from partita.foundation.plain import Row
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.result import Result
 from partita.server.events import Event
-from partita.server.limits import divergence
 from partita.server.loop import iterate
+from partita.server.rules.limits import divergence
 from partita.server.run import Run
 from partita.server.schedules import OnePass, Synchronous
 from partita.server.settings import Options, Settings, check_kinds, check_seed

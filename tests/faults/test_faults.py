@@ -24,7 +24,7 @@ from partita.families import Gaussian, MeanField
 from partita.fitting import events
 from partita.models import prior_of
 from partita.server.ledger import Ledger
-from partita.server.limits import Limits
+from partita.server.rules.limits import Limits
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import HEADER, Notice, decode_task, decode_update, encode_task, encode_update

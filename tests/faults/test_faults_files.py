@@ -1,6 +1,7 @@
 """What holds of files, pages and terminals when they meet strangers, by number as in `docs/server.md`."""
 
 import csv
+import dataclasses
 import http.client
 import io
 import json
@@ -32,9 +33,12 @@ from partita.cli import app
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder, ServerSettings
-from partita.federation.state import logger, read_state, serve_metrics, write_state
+from partita.federation.metrics import serve_metrics
+from partita.federation.state import read_state, write_state
 from partita.formulas.tables import read_sites
 from partita.foundation.files import read_json
+from partita.foundation.logs import open_log as logger
+from partita.foundation.loopback import MOST_CONNECTIONS
 from partita.foundation.runtime import cache_compilation
 from partita.foundation.text import clean
 from partita.launch import write_run_report
@@ -42,11 +46,10 @@ from partita.models import prior_of
 from partita.report import write_report
 from partita.report.follower import Follower
 from partita.report.live import served
-from partita.report.loopback import MOST_CONNECTIONS
 from partita.report.measures import write_measures
 from partita.report.terminal import table_of
 from partita.server import storage
-from partita.server.ledger import Ledger
+from partita.server.rules.chain import Chain
 from partita.server.schedules import Asynchronous, Synchronous
 from partita.studies.faults import torn_payloads
 from partita.wire.messages import Notice, decode_update
@@ -74,14 +77,15 @@ def execute(folder, *queries):
 
 def test_26_a_patched_rule_is_noticed_at_the_first_fold_that_differs(tmp_path, monkeypatch):
     fit(tmp_path)
-    fold, seen, folds = Ledger.fold, [], iter(range(100))
+    apply, seen, folds = Chain.apply, [], iter(range(100))
 
-    def patched(self, updates, temper, **others):
+    def patched(self, proposal):
         number = next(folds)
         share = 1.0 if number < 1 else 0.5
-        return fold(self, updates, lambda *given: temper(*given) ** share, **others)
+        applied = apply(self, proposal)
+        return dataclasses.replace(applied, changes=applied.changes**share)
 
-    monkeypatch.setattr(Ledger, "fold", patched)
+    monkeypatch.setattr(Chain, "apply", patched)
     with pytest.raises(RunMismatch, match="fold 2 leads to another posterior.*what differs is code"):
         fit(tmp_path, rounds=5, resume=True, callbacks=[lambda event: seen.append(event.fold)])
     assert seen == [1]

@@ -15,7 +15,7 @@ from partita.errors import Stalled
 from partita.families import Dirichlet, Gamma, Gaussian, Independent, MeanField, NormalGamma, NormalWishart, Product
 from partita.fitting import events
 from partita.server.ledger import Ledger, SharedLedger
-from partita.server.limits import STRIKE, Limits, divergence
+from partita.server.rules.limits import STRIKE, Limits, divergence
 from partita.server.schedules import Asynchronous, OnePass, Priority, RandomOrder, Sequential, Synchronous
 from partita.server.storage import read_notices
 from partita.studies.faults.chaos import Chaos
@@ -465,7 +465,7 @@ def test_24_the_divergence_of_a_fold_is_within_the_limit(prior, size):
         prior = PRIORS["Gamma"]
     for seed in range(4):
         for number in (1, 4):
-            trust, ledger = pt.server.limits.Trust(Limits(change=1.0)), Ledger(prior, 4)
+            trust, ledger = pt.server.rules.limits.Trust(Limits(change=1.0)), Ledger(prior, 4)
             changes = [random_change(prior, 10 * seed + i, size) for i in range(number)]
 
             def temper(stack, _, trust=trust, ledger=ledger, number=number):

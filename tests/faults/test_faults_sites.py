@@ -19,15 +19,19 @@ from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError, StorageError
 from partita.families.stacks import stacked
 from partita.federation import link
-from partita.federation.folders import held, new_federation, private, read_server, read_site
-from partita.federation.processes import logged
-from partita.federation.site import CANNOT, Site
-from partita.federation.state import logger, request
+from partita.federation.folders import read_server
+from partita.federation.new import make_federation as new_federation
+from partita.federation.state import request
+from partita.foundation.locks import hold_lock as held
+from partita.foundation.locks import private_folder as private
+from partita.foundation.logs import open_log as logger
 from partita.models import prior_of
-from partita.server.damping import as_damping
-from partita.server.damping.policies import Proposal
 from partita.server.ledger import Ledger
+from partita.server.rules import FreeEnergy, Proposal, Setup, as_damping
+from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent
+from partita.site.process import log_answers as logged
+from partita.site.settings import read_site
 from partita.wire.messages import encode_question, encode_task
 from partita.wire.questions import RECORD
 
@@ -84,7 +88,7 @@ def question(recipe, kind="evaluate"):
 def test_02_a_site_tries_again_when_a_connection_breaks_and_says_what_was_wrong(monkeypatch):
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("flwr")
-    from partita.federation import node
+    from partita.site import node
 
     monkeypatch.setattr(node, "WAIT", 0.0)
     tried = []
@@ -131,16 +135,16 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
         changes = stacked([prior**0.1 for _ in sites])
         return Proposal(sites, changes, changes, prior, prior, 0, None)
 
-    damping = as_damping("auto").begin(3, parallel=True)
-    damping.observe(-10.0, 0.0)
-    damping.temper(proposal([0, 2]))
-    damping.observe(-20.0, 0.0)
-    asked = damping.temper(proposal([0, 1, 2]))
+    damping = as_damping("auto").init(Setup(3, parallel=True))
+    damping.observe(FreeEnergy(-10.0, 0.0))
+    damping.apply(proposal([0, 2]))
+    damping.observe(FreeEnergy(-20.0, 0.0))
+    asked = damping.apply(proposal([0, 1, 2])).changes
     assert damping.share == pytest.approx(1 / 6)
     np.testing.assert_allclose(asked.precision, (stacked([prior] * 3) ** (0.1 / 6)).precision)
     # The same sites again: half of the step is taken back.
-    damping.observe(-30.0, 0.0)
-    back = damping.temper(proposal([0, 1, 2]))
+    damping.observe(FreeEnergy(-30.0, 0.0))
+    back = damping.apply(proposal([0, 1, 2])).changes
     assert damping.share == 0
     np.testing.assert_allclose(back.precision, -0.5 * asked.precision)
 
@@ -268,8 +272,8 @@ def guarded(tmp_path_factory):
 
 
 def test_17_only_sites_get_answers_and_only_at_their_routes(guarded, tmp_path):
-    from partita.federation.keys import write_site_key
     from partita.federation.link import FOR_SITES
+    from partita.foundation.keys import write_site_key
 
     server, gate = guarded
     write_site_key(tmp_path / "stranger.key", tmp_path / "stranger.pub")
@@ -340,7 +344,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
     from flwr.app import ConfigRecord, Metadata, RecordDict
     from flwr.app.message import make_message
 
-    from partita.federation.node import _replied
+    from partita.site.node import _replied
 
     asked = []
 

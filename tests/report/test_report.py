@@ -20,10 +20,11 @@ from scipy.stats import t
 import partita as pt
 from browser import BINARY, Browser
 from partita.errors import CorruptStorage, InputError, StorageError
-from partita.federation.folders import _federation_text
+from partita.federation.new import federation_file_text
+from partita.foundation import loopback
 from partita.launch import follow_run, write_run_report
 from partita.models import prior_of
-from partita.report import Chart, Curve, Report, loopback, write_report
+from partita.report import Chart, Curve, Report, write_report
 from partita.report.charts import COLOURS, ON_DARK, bars
 from partita.report.follower import Follower, Sample
 from partita.report.live import served
@@ -420,7 +421,7 @@ def test_a_federation_is_watched_by_the_names_of_its_sites(tmp_path):
     names = ["north", "south", "east"]
     (tmp_path / "sites").mkdir()
     (tmp_path / "federation.toml").write_text(
-        _federation_text(names, "127.0.0.1:9092", ("age", "bmi"), "ill", "linear-regression")
+        federation_file_text(names, "127.0.0.1:9092", ("age", "bmi"), "ill", "linear-regression")
     )
     for name in names:
         (tmp_path / "sites" / f"{name}.pub").write_text("a key")

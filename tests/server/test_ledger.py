@@ -17,7 +17,8 @@ from partita.errors import (
 )
 from partita.families import Dirichlet, Gamma, Gaussian, MeanField
 from partita.families.cone import REACH
-from partita.server.ledger import TOGETHER, Ledger, SharedLedger
+from partita.server.ledger import Ledger, SharedLedger
+from partita.server.room import TOGETHER
 from partita.wire.tasks import Update
 
 SITES = 4
@@ -480,19 +481,19 @@ def test_a_prior_of_another_family_is_refused():
 class CountingLedger(Ledger):
     """Counts the cavities that are looked at."""
 
-    cavities = 0
+    counted = 0
 
     def cavity(self, site):
-        self.cavities += 1
+        self.counted += 1
         return Ledger.cavity(self, site)
 
 
 def cavities_per_fold(prior, sites):
     ledger, counts = CountingLedger(prior, sites), []
     for number in range(30):
-        before = ledger.cavities
+        before = ledger.counted
         answer(ledger, number % 10, random_change(prior, number, 0.01 if number >= 10 else 5.0, number < 10))
-        counts.append(ledger.cavities - before)
+        counts.append(ledger.counted - before)
     return counts
 
 

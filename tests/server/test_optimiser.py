@@ -11,8 +11,8 @@ import partita as pt
 from partita.errors import InputError
 from partita.expectations import ClosedForm, GaussHermite, GaussNewton
 from partita.models import Network
-from partita.server.damping import Auto, Fixed, Optimiser, Proposal
-from partita.server.damping.optimiser import Pairs
+from partita.server.rules import Auto, Fixed, FreeEnergy, Optimiser, Proposal, Setup
+from partita.server.rules.optimiser import Pairs
 from partita.server.schedules import Asynchronous, Synchronous
 from partita.server.settings import choose_damping
 from partita.solvers import FixedPoint, Gradient
@@ -46,7 +46,7 @@ def test_sites_that_went_ways_of_different_lengths_give_the_curvature_of_all():
     now = {site: (there[site], -hessians[site] @ there[site]) for site in range(3)}
     prior = pt.families.MeanField(np.zeros(4), np.full(4, 2.0))
     proposal = Proposal(range(3), prior, prior, prior, prior)
-    tempering = Optimiser().begin(3, True)
+    tempering = Optimiser().init(Setup(3, True))
     tempering._pair(before, now, proposal)
     assert_allclose(tempering.pairs.moves[0], way)
     assert_allclose(tempering.pairs.changes[0], (sum(hessians) + 2.0 * np.eye(4)) @ way)
@@ -81,17 +81,17 @@ def test_pairs_are_the_newest_ones_with_positive_curvature():
 
 
 def test_a_fall_of_the_free_energy_shrinks_the_trust():
-    tempering = Optimiser(trust=0.2, margin=0.05).begin(3, parallel=True)
-    tempering.observe(-100.0, 0.0)
+    tempering = Optimiser(trust=0.2, margin=0.05).init(Setup(3, parallel=True))
+    tempering.observe(FreeEnergy(-100.0, 0.0))
     tempering.pairs.add(np.ones(2), np.ones(2))
-    tempering.observe(-104.0, 0.0)  # within the margin
+    tempering.observe(FreeEnergy(-104.0, 0.0))  # within the margin
     assert (tempering.trust, len(tempering.pairs.moves)) == (0.2, 1)
-    tempering.observe(-110.0, 0.0)
+    tempering.observe(FreeEnergy(-110.0, 0.0))
     assert (tempering.trust, len(tempering.pairs.moves)) == (0.05, 0)
-    tempering.observe(-105.0, 0.0)
+    tempering.observe(FreeEnergy(-105.0, 0.0))
     assert_allclose(tempering.trust, 0.055)
     for value in range(-104, -60):
-        tempering.observe(float(value), 0.0)
+        tempering.observe(FreeEnergy(float(value), 0.0))
     assert tempering.trust == 0.2
 
 

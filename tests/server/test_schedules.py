@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 import partita as pt
 from partita.errors import InputError
 from partita.families import MeanField
-from partita.server.damping import Auto, Fixed, Proposal, as_damping
+from partita.server.rules import Auto, Fixed, FreeEnergy, Proposal, Setup, as_damping
 from partita.server.schedules import (
     REGISTRY,
     Asynchronous,
@@ -23,8 +23,10 @@ from partita.server.schedules import (
     from_settings,
     to_settings,
 )
+from partita.wire.tasks import Task
 
 SITES = 4
+PRIOR = MeanField(np.zeros(2), np.ones(2))
 MODEL = pt.models.LogisticRegression(features=2)
 
 
@@ -42,15 +44,26 @@ def fit(schedule, seed=0, **settings):
     return pt.fit(MODEL, make_shards(), schedule=schedule, seed=seed, **settings)
 
 
+def send(board, sites):
+    """Hand out tasks, as the loop does."""
+    board.flights.depart([Task(site, board.version, PRIOR, PRIOR, {}) for site in sites])
+    board.sent(sites)
+
+
+def take_back(board, site, change):
+    board.flights.land([site])
+    board.returned([site], board.version + 1, change)
+
+
 def played(schedule, sites=SITES, seed=0, change=lambda site, visits: 1.0):
     """What a schedule asks for when everybody answers at once."""
     board, visits, asked = Board(sites, seed), Counter(), []
     for chosen in schedule.plan(board):
-        board.sent(chosen)
+        send(board, chosen)
         visits.update(chosen)
         asked.append(chosen)
         for site in chosen:
-            board.returned([site], board.version + 1, change(site, visits[site]))
+            take_back(board, site, change(site, visits[site]))
     return asked
 
 
@@ -128,10 +141,10 @@ def test_synchronous_asks_that_share_each_round(share, sites, number):
 def test_asynchronous_asks_whoever_is_idle_and_waits_otherwise():
     board = Board(3)
     plan = Asynchronous(updates=5).plan(board)
-    board.sent(first := next(plan))
+    send(board, first := next(plan))
     assert first == [0, 1, 2]
     assert next(plan) == []
-    board.returned([1], 1, 0.5)
+    take_back(board, 1, 0.5)
     assert next(plan) == [1]
 
 
@@ -141,16 +154,16 @@ def test_asynchronous_keeps_its_bound_whoever_comes_back_first(bound, seed):
     """The adversary returns any outstanding site, mostly the newest."""
     generator, board, stale, asked = np.random.default_rng(seed), Board(6), [], 0
     plan, planned = Asynchronous(updates=200, max_staleness=bound).plan(board), True
-    while planned or board.outstanding:
+    while planned or board.flights:
         chosen = next(plan, None) if planned else []
         planned = chosen is not None
-        board.sent(chosen or [])
+        send(board, chosen or [])
         asked += len(chosen or [])
-        if not board.outstanding:
+        if not board.flights:
             continue
-        site = list(board.outstanding)[-1 if generator.random() < 0.8 else 0]
-        stale.append(board.version - board.outstanding[site])
-        board.returned([site], board.version + 1, 1.0)
+        site = list(board.flights.versions)[-1 if generator.random() < 0.8 else 0]
+        stale.append(board.version - board.flights.versions[site])
+        take_back(board, site, 1.0)
     assert asked == len(stale) == 200
     assert max(stale) <= bound
 
@@ -266,13 +279,12 @@ def test_damping_is_a_share(wrong):
 
 
 CHANGE = MeanField(np.array([[1.0, 2.0]]), np.array([[4.0, 8.0]]))
-PRIOR = MeanField(np.zeros(2), np.ones(2))
 PROPOSAL = Proposal([0], CHANGE, CHANGE**0, PRIOR, PRIOR)
 
 
 def share_of(policy):
     """What a policy takes of a change, which is also what it says that it took."""
-    taken = policy.temper(PROPOSAL)
+    taken = policy.apply(PROPOSAL).changes
     assert taken.precision == pytest.approx(policy.share * CHANGE.precision)
     policy.settle(1.0)
     return policy.share
@@ -290,7 +302,7 @@ def share_of(policy):
     ],
 )
 def test_what_a_policy_asks_for_at_the_start(damping, parallel, share):
-    assert share_of(as_damping(damping).begin(5, parallel)) == share
+    assert share_of(as_damping(damping).init(Setup(5, parallel))) == share
 
 
 def test_a_policy_is_taken_as_it_is():
@@ -299,9 +311,9 @@ def test_a_policy_is_taken_as_it_is():
 
 def test_automatic_damping_grows_and_shrinks_with_the_free_energy():
     """Slower again after the first fall, and slower all along where falls are noticed late."""
-    policy, shares = Auto().begin(10, True), []
+    policy, shares = Auto().init(Setup(10, True)), []
     for free_energy in (-100.0, -50.0, -40.0, -60.0, -55.0, -57.0):
-        policy.observe(free_energy, 0.5)
+        policy.observe(FreeEnergy(free_energy, 0.5))
         shares.append(share_of(policy))
     grow, regrow = 1.5**0.5, 1.1**0.5
     factors = np.cumprod([0.1, grow, grow, 0.5, regrow, 0.5])
@@ -309,43 +321,43 @@ def test_automatic_damping_grows_and_shrinks_with_the_free_energy():
 
 
 def test_automatic_damping_forgives_a_fall_within_the_uncertainty():
-    policy = Auto().begin(10, True)
-    policy.observe(-10.0, 0.0)
-    policy.observe(-11.0, 4.0)
+    policy = Auto().init(Setup(10, True))
+    policy.observe(FreeEnergy(-10.0, 0.0))
+    policy.observe(FreeEnergy(-11.0, 4.0))
     assert share_of(policy) == pytest.approx(0.1 * 1.5**0.5)
 
 
 @pytest.mark.parametrize("falls", [1, 2, 3])
 def test_a_step_that_certainly_did_harm_is_taken_back_to_the_new_share(falls):
-    policy = Auto().begin(4, True)
-    policy.observe(-10.0, 0.0)
-    kept = policy.temper(PROPOSAL)
+    policy = Auto().init(Setup(4, True))
+    policy.observe(FreeEnergy(-10.0, 0.0))
+    kept = policy.apply(PROPOSAL).changes
     policy.settle(0.8)
     kept = kept**0.8
     for _ in range(falls):
-        policy.observe(-20.0, 0.0)
-        kept = kept * policy.temper(PROPOSAL)
+        policy.observe(FreeEnergy(-20.0, 0.0))
+        kept = kept * policy.apply(PROPOSAL).changes
         policy.settle(1.0)
     assert kept.precision == pytest.approx(0.8 * 0.25 * 0.5**falls * CHANGE.precision)
-    policy.observe(-9.0, 0.0)
+    policy.observe(FreeEnergy(-9.0, 0.0))
     assert share_of(policy) == pytest.approx(0.25 * 0.5**falls * 1.1)
 
 
 @pytest.mark.parametrize(("step", "limit"), [(1.0, 1.0), (-1.0, 1e-3)])
 def test_automatic_damping_has_limits(step, limit):
-    policy = Auto().begin(10, True)
+    policy = Auto().init(Setup(10, True))
     for number in range(50):
-        policy.observe(step * number, 0.1)
+        policy.observe(FreeEnergy(step * number, 0.1))
     assert share_of(policy) == limit
 
 
 def test_beginning_a_run_forgets_the_last_one():
     policy = Auto()
-    first = policy.begin(2, True)
+    first = policy.init(Setup(2, True))
     for number in range(9):
-        first.observe(float(number), 0.0)
-    again = policy.begin(4, True)
-    again.observe(-100.0, 0.0)
+        first.observe(FreeEnergy(float(number), 0.0))
+    again = policy.init(Setup(4, True))
+    again.observe(FreeEnergy(-100.0, 0.0))
     assert (share_of(first), share_of(again)) == (1.0, 0.25)
 
 

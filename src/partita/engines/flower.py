@@ -12,11 +12,11 @@ import numpy as np
 from partita.errors import InputError, Stalled
 from partita.families import Family
 from partita.foundation.checks import check_one_of, check_positive, import_extra, is_whole
-from partita.foundation.text import clean
+from partita.foundation.text import MOST_REASON, clean
 from partita.models import Hyper, prior_of
 from partita.server.completion import read_answer
 from partita.wire.job import Job
-from partita.wire.messages import MOST_REASON, Arrival, Compression, Notice, encode_question, encode_task, largest
+from partita.wire.messages import Arrival, Compression, Notice, encode_question, encode_task, largest
 from partita.wire.questions import RECORD, Question
 from partita.wire.tasks import Task, Update
 

@@ -10,7 +10,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import Family
 from partita.models import Hyper
-from partita.server.completion import completed
+from partita.server.completion import complete_updates
 from partita.site.worker import Worker, digest_shard, load_shards
 from partita.wire.job import Job
 from partita.wire.messages import Arrival
@@ -54,7 +54,7 @@ class InProcess:
         number = len(self._queue) if self._worker.job.waits else 1
         entries = [heapq.heappop(self._queue) for _ in range(number)]
         tasks = [task for _, _, task in entries]
-        updates = completed(tasks, self._worker.refine(tasks))
+        updates = complete_updates(tasks, self._worker.refine(tasks))
         return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
 
     def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:

@@ -41,8 +41,8 @@ from partita.models.base import prior_shapes
 from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.result import Result, unpacked
 from partita.server import schedules
-from partita.server.damping import Damping, as_damping
 from partita.server.hyper import LearnHyper
+from partita.server.rules import Rule, as_damping
 from partita.server.schedules import OnePass, Schedule, Synchronous
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.shards import as_numbers, check_rows
@@ -136,7 +136,7 @@ class _Partitioned(BaseEstimator):
         posterior: Literal["full", "mean-field"] = "full",
         schedule: Schedule | None = None,
         solver: Solver | None = None,
-        damping: float | str | Damping = "auto",
+        damping: float | str | Rule = "auto",
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,
@@ -618,7 +618,7 @@ class PartitionedRegressor(RegressorMixin, _Partitioned):
         posterior: Literal["full", "mean-field"] = "full",
         schedule: Schedule | None = None,
         solver: Solver | None = None,
-        damping: float | str | Damping = "auto",
+        damping: float | str | Rule = "auto",
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,

@@ -29,7 +29,7 @@ from partita.models import (
     PoissonRegression,
     from_numpyro,
 )
-from partita.server.damping import Damping
+from partita.server.rules import Rule
 from partita.server.schedules import Schedule, Synchronous
 from partita.telemetry import Callback, in_units, notice, with_progress
 from partita.wire.engine import Engine
@@ -47,7 +47,7 @@ def regress(
     held_out: float = 0.0,
     weights: str | None = None,
     schedule: Schedule | None = None,
-    damping: float | str | Damping = "auto",
+    damping: float | str | Rule = "auto",
     engine: Engine | None = None,
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
@@ -119,8 +119,8 @@ def regress(
 
 
 def _choose_rounds(
-    model: AbstractModel, schedule: Schedule | None, damping: float | str | Damping
-) -> tuple[Schedule, float | str | Damping]:
+    model: AbstractModel, schedule: Schedule | None, damping: float | str | Rule
+) -> tuple[Schedule, float | str | Rule]:
     """What was asked for. Where that is left open: rounds until nothing moves.
 
     Factors that do not depend on each other are the answer after one round, taken whole; the second one tells its free

@@ -10,14 +10,13 @@ import numpy as np
 
 from partita.errors import MalformedUpdate
 from partita.families import Family, inner
-from partita.families.stacks import stacked
 from partita.foundation.runtime import Array, on_host, precision
 from partita.solvers import Outcome
 from partita.wire.messages import Arrival, Notice, decode_update
 from partita.wire.tasks import Task, Update
 
 
-def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
+def complete_updates(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
     """What the ledger takes, from what sites answered: a message becomes the change that it means for the factor.
 
     Done where the server is, which has the factors; for tasks of one kind that share one posterior.
@@ -27,8 +26,8 @@ def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
     with precision(tasks[0].begin.dtype):
         result = _changes(
             tasks[0].begin,
-            stacked([task.factor for task in tasks]),
-            stacked([answer.change for answer in answers]),
+            Family.stack([task.factor for task in tasks]),
+            Family.stack([answer.change for answer in answers]),
             np.array([answer.outcome != Outcome.NOT_FINITE for answer in answers]),
         )
         changes, of_factor, of_change = on_host(result)
@@ -46,7 +45,7 @@ def completed(tasks: Sequence[Task], answers: Sequence[Update]) -> list[Update]:
 def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
     """What came over a wire for a task: an update, or word that its site sends what cannot be read."""
     try:
-        (update,) = completed([task], [decode_update(task.site, task.version, payload, like)])
+        (update,) = complete_updates([task], [decode_update(task.site, task.version, payload, like)])
     except MalformedUpdate as error:
         return Notice(task.site, "quarantined", error.problem)
     return replace(update, finished_at=at)

@@ -1,22 +1,19 @@
 """Between engine and loop: what comes from sites is checked, written down, and handed on once."""
 
-import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from partita.errors import MalformedUpdate, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
+from partita.errors import NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
+from partita.families import Family
 from partita.server.ledger import Ledger
-from partita.server.limits import Limits
+from partita.server.rules.chain import Chain
 from partita.server.storage import Journal, reached
-from partita.solvers import Outcome
 from partita.wire.engine import Engine
 from partita.wire.messages import Arrival, Notice, NoticeKind
 from partita.wire.naming import SiteNames
 from partita.wire.tasks import Task, Update
 
-# Sizes that nobody can have meant: their sums and products are no numbers any more.
-LARGEST = 1e290
 # How many tasks in a row may come to nothing, for each site of a run.
 FRUITLESS = 500
 
@@ -24,28 +21,16 @@ FRUITLESS = 500
 class Inbox:
     """What comes from sites: each update once, checked, and on disk before anybody hears of it.
 
-    On resume what the journal holds comes first. Meanwhile tasks are kept back; those that it does not answer go to the
+    On resume what the journal holds comes first. Meanwhile tasks are held back; those that it does not answer go to the
     engine afterwards. The disk works while the ledger folds: `settle` waits for it, before the fold is told of.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        ledger: Ledger,
-        limits: Limits,
-        learnt: Sequence[str],
-        hyper: Collection[str],
-        journal: Journal | None,
-        names: SiteNames,
-    ):
-        self._engine, self._ledger, self._limits, self._journal = engine, ledger, limits, journal
-        self._names = names
-        # The hyperparameters that sites have to send gradients of, and those that they may.
-        self._learnt, self._hyper = set(learnt), set(hyper) if learnt else set()
+    def __init__(self, engine: Engine, ledger: Ledger, rules: Chain, journal: Journal | None, names: SiteNames):
+        self._engine, self._ledger, self._rules, self._journal = engine, ledger, rules, journal
+        self._flights, self._names = ledger.flights, names
         self._recorded: Iterator[Arrival] = iter(()) if journal is None else journal.recorded()
         self._next: Arrival | None = next(self._recorded, None)
-        self._held: dict[int, tuple[Task, float]] = {}
-        # Who was away when the journal ends: after a resume, everybody is asked again.
+        # Sites that were away when the journal ends: after a resume, everybody is asked again.
         self._gone: dict[int, None] = {}
         self._writer = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
@@ -58,48 +43,80 @@ class Inbox:
         # How many tasks in a row have come to nothing.
         self._fruitless = 0
 
-    def submit(self, tasks: Sequence[Task], at: float) -> None:
-        if self._next is None:
-            self._engine.submit(tasks, at)
-        else:
-            self._held.update({task.site: (task, at) for task in tasks})
+    def submit(self, tasks: Sequence[Task], clock: float) -> None:
+        """Give tasks to the engine; while a journal is replayed, which may answer them, hold them back."""
+        replaying = self._next is not None
+        for task in tasks:
+            flight = self._flights[task.site]
+            flight.clock, flight.held = clock, replaying
+        if not replaying:
+            self._engine.submit(tasks, clock)
 
-    def collect(self, arrived: Mapping[int, Update]) -> Arrival:
-        """Wait for something new, given what has arrived and is not folded yet."""
+    def collect(self) -> Arrival:
+        """Wait for something new."""
         while not self._taken:
             self.settle()
             if self._next is not None:
                 self._replay()
             else:
-                self._receive(arrived)
+                self._receive()
         return self._taken.popleft()
 
-    def _receive(self, arrived: Mapping[int, Update]) -> None:
+    def _receive(self) -> None:
         self.replaying = False
         taken: list[Arrival] = [*self._decided, *(Notice(site, "back", "the run was resumed") for site in self._gone)]
         decided = len(self._decided)
         self._decided, self._gone = [], {}
-        waiting, ended = set(arrived), set()
+        answered: set[int] = set()
+        withdrawn: set[int] = set()
         while not taken:
             arrivals = self._engine.collect()
             if not arrivals:
                 raise Stalled("nobody is working, and nobody can be asked")
             for arrival in arrivals:
-                if isinstance(arrival, Update) and arrival.site in waiting:
-                    self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
-                elif isinstance(arrival, Update) and arrival.site in ended:
-                    self.refused.append(NotOutstanding(arrival.site, "its task had been withdrawn"))
-                elif (good := self._checked(arrival)) is not None:
+                good = self._check(arrival, answered, withdrawn)
+                if good is not None:
                     taken.append(good)
-                    if isinstance(good, Update):
-                        waiting.add(good.site)
-                    elif good.ends_task:
-                        ended.add(good.site)
                     self._count(good)
         if self._journal is not None:
             self._written = self._writer.submit(self._journal.append, taken)
         reached("before fold")
         self._taken.extend(taken[decided:])
+
+    def _check(self, arrival: Arrival, answered: set[int], withdrawn: set[int]) -> Arrival | None:
+        """What is taken of something that came: itself, what follows from an update that is refused, or nothing.
+
+        `answered` and `withdrawn` are the sites whose updates came, or whose tasks ended, together with this.
+        """
+        if isinstance(arrival, Update):
+            if arrival.site in answered or self._flights.has_arrived(arrival.site):
+                self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
+                return None
+            if arrival.site in withdrawn:
+                self.refused.append(NotOutstanding(arrival.site, "its task had been withdrawn"))
+                return None
+            good = self._admit(arrival)
+        else:
+            good = arrival
+        if isinstance(good, Update):
+            answered.add(good.site)
+        elif good is not None and good.ends_task:
+            withdrawn.add(good.site)
+        return good
+
+    def _admit(self, update: Update) -> Arrival | None:
+        """An update that the ledger and all rules admit; a notice, if it is refused; nothing, if nobody asked."""
+        try:
+            self._ledger.check([update])
+            self._rules.admit(update, self._ledger.version)
+        except NotOutstanding as error:
+            self.refused.append(self._with_receipt(update, error))
+            return None
+        except UpdateRefused as error:
+            self.refused.append(error)
+            kind: NoticeKind = "dropped" if isinstance(error, StaleUpdate) else "quarantined"
+            return Notice(update.site, kind, error.problem)
+        return update
 
     def _count(self, arrival: Arrival) -> None:
         """Sites that say they can work, and then do not, must not keep a run going for ever."""
@@ -113,13 +130,13 @@ class Inbox:
                 f"({arrival.reason or arrival.kind}); the run can be resumed"
             )
 
-    def decide(self, notice: Notice) -> None:
-        """The run itself has something to say of a site: it is in the journal, after what led to it."""
+    def decide(self, notices: Sequence[Notice]) -> None:
+        """Write down what the run itself has decided of sites, after what led to it."""
         if self._next is not None:
-            self._decided.append(notice)
-        elif self._journal is not None:
+            self._decided += notices
+        elif self._journal is not None and notices:
             self.settle()
-            self._written = self._writer.submit(self._journal.append, [notice])
+            self._written = self._writer.submit(self._journal.append, notices)
 
     def settle(self) -> None:
         """Wait until everything is on disk that was handed on; an error, if it cannot be."""
@@ -127,10 +144,19 @@ class Inbox:
         if written is not None:
             written.result()
 
-    def witness(self, fold: int) -> None:
+    def witness(self, fold: int, posterior: Family) -> None:
         """Write down which posterior a fold has led to; on resume, see that it is the same."""
+        self.settle()
         if self._journal is not None:
-            self._journal.add_posterior(fold, self._ledger.posterior)
+            self._journal.add_posterior(fold, posterior)
+        reached("after fold")
+
+    def take_refused(self) -> tuple[str, ...]:
+        """Updates that were refused since the last time, in words that call sites by their names."""
+        refused, self.refused = self.refused, []
+        for error in refused:
+            error.call(self._names.of)
+        return tuple(map(str, refused))
 
     def close(self) -> None:
         self._writer.shutdown()
@@ -145,49 +171,27 @@ class Inbox:
             self._decided.remove(known[0])
         else:
             self._taken.append(arrival)
-            self._answered(arrival)
+            self._answer(arrival)
         if self._next is None:
-            for task, at in self._held.values():
-                self._engine.submit([task], at)
-            self._held.clear()
+            for flight in self._flights:
+                if flight.held:
+                    flight.held = False
+                    self._engine.submit([flight.task], flight.clock)
 
-    def _answered(self, arrival: Arrival) -> None:
-        """What was recorded answers a task that is held back."""
+    def _answer(self, arrival: Arrival) -> None:
+        """Something that was recorded answers a task that is held back."""
         if isinstance(arrival, Notice):
             self._gone.pop(arrival.site, None)
             if arrival.kind == "away":
                 self._gone[arrival.site] = None
-        if isinstance(arrival, Update) or arrival.ends_task:
-            held = self._held.pop(arrival.site, None)
-            if held is None and isinstance(arrival, Update):
-                raise RunMismatch(
-                    f"{self._names.of(arrival.site)}: the journal holds an update that this run did not ask for"
-                )
-
-    def _checked(self, arrival: Arrival) -> Arrival | None:
-        """What is taken: an update that is good, or what follows from one that is not; nothing, if nobody asked."""
-        if not isinstance(arrival, Update):
-            return arrival
-        try:
-            self._ledger.check([arrival])
-            _check_numbers(arrival)
-            self._check_hyper(arrival)
-            self._limits.check_age(arrival, self._ledger.version)
-        except UpdateRefused as error:
-            if isinstance(error, NotOutstanding):
-                self.refused.append(self._with_receipt(arrival, error))
-                return None
-            self.refused.append(error)
-            kind: NoticeKind = "dropped" if isinstance(error, StaleUpdate) else "quarantined"
-            return Notice(arrival.site, kind, error.problem)
-        return arrival
-
-    def _check_hyper(self, update: Update) -> None:
-        for name in self._learnt:
-            if not abs(update.hyper_gradient.get(name, math.nan)) <= LARGEST:
-                raise MalformedUpdate(update.site, f"hyper: the gradient of {name} is missing, or not finite")
-        if not set(update.hyper_gradient) <= self._hyper:
-            raise MalformedUpdate(update.site, "hyper: has gradients of hyperparameters that are not asked for")
+            if not arrival.ends_task:
+                return
+        if arrival.site in self._flights and self._flights[arrival.site].held:
+            self._flights[arrival.site].held = False
+        elif isinstance(arrival, Update):
+            raise RunMismatch(
+                f"{self._names.of(arrival.site)}: the journal holds an update that this run did not ask for"
+            )
 
     def _with_receipt(self, update: Update, error: NotOutstanding) -> NotOutstanding:
         """A retry hears what became of the first."""
@@ -195,6 +199,7 @@ class Inbox:
         return error if number is None else NotOutstanding(update.site, f"it was taken before, as number {number}")
 
     def check_exhausted(self) -> None:
+        """That the schedule has asked for everything that the journal holds."""
         self.settle()
         if self._next is not None:
             raise RunMismatch(
@@ -205,16 +210,3 @@ class Inbox:
 def _is_same(notice: Notice, arrival: Arrival) -> bool:
     """Whether they say the same, in whatever words."""
     return isinstance(arrival, Notice) and (notice.site, notice.kind) == (arrival.site, arrival.kind)
-
-
-def _check_numbers(update: Update) -> None:
-    """Each number that an update carries is one, and none that nobody can have meant."""
-    failed = Outcome(update.outcome) is Outcome.NOT_FINITE
-    for name in ("expected_log_prob", "expected_log_factor", "expected_log_change", "seconds", "finished_at"):
-        value = getattr(update, name)
-        if failed and name.startswith("expected"):
-            continue  # the site says so itself, and its report is not counted
-        if not abs(value) <= LARGEST:
-            raise MalformedUpdate(update.site, f"{name}: expected a finite number, got {value}")
-    if update.seconds < 0:
-        raise MalformedUpdate(update.site, f"seconds: expected no negative number, got {update.seconds}")

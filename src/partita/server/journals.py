@@ -73,7 +73,16 @@ def read_updates(run_dir: str | os.PathLike, after: int = 0) -> list[tuple[int, 
 
 
 def read_notices(run_dir: str | os.PathLike) -> list[Notice]:
-    """What a run was told of its sites, beside updates."""
+    """What a run was told of its sites beside updates, or has decided of them, without strikes."""
+    return [notice for notice in _read_all_notices(run_dir) if notice.kind != "struck"]
+
+
+def read_strikes(run_dir: str | os.PathLike) -> list[Notice]:
+    """For every strike against a site, why it was given."""
+    return [notice for notice in _read_all_notices(run_dir) if notice.kind == "struck"]
+
+
+def _read_all_notices(run_dir: str | os.PathLike) -> list[Notice]:
     query = "SELECT number, site, kind, payload FROM arrivals WHERE kind != 'update' ORDER BY number"
     found = []
     for number, site, kind, payload in _selected(run_dir, "arrivals", (int, int, str, bytes), query):

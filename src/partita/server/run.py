@@ -1,20 +1,24 @@
-"""What a run is made of, at the server: the ledger, the settings, and what is known of the posterior so far."""
+"""What a run is made of, at the server: settings, ledger, rules, accounts, and the board that schedules look at."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
-import equinox as eqx
-import jax
-
-from partita.families import Family, inner
+from partita.families import Family
 from partita.foundation.descriptions import describe
-from partita.foundation.runtime import on_host, precision
+from partita.foundation.runtime import on_host
 from partita.models import AbstractModel, Hyper, prior_of
-from partita.server.accounting import inner_product
+from partita.server.accounting import Credibility, Evidence, Tally
+from partita.server.divergences import Landmarks
+from partita.server.flights import Flights
 from partita.server.ledger import Ledger, SharedLedger
-from partita.server.limits import STRIKE
+from partita.server.rules import Rule, Setup
+from partita.server.rules.admission import Finite
+from partita.server.rules.chain import Chain
+from partita.server.rules.cone import Cone
+from partita.server.rules.limits import Age, TrustRegion
+from partita.server.rules.strikes import Strikes
+from partita.server.schedules import Board
 from partita.server.settings import Chosen
 from partita.server.storage import Journal, write_names
 from partita.wire.engine import Engine
@@ -27,7 +31,7 @@ BUDGETS = ("passes", "rounds", "updates")
 
 @dataclass
 class Run:
-    """Everything a run is made of, ready to iterate."""
+    """Everything a run is made of, ready to iterate. What it keeps is a function of what came from its sites."""
 
     model: AbstractModel
     sites: int
@@ -45,10 +49,32 @@ class Run:
             # The posterior is not the prior any more: refinements start from it.
             self.ledger.adopt(on_host(self.factors))
             self.start = None
+        # The posterior that double loops hold on to.
+        self.anchor = self.ledger.posterior
         self.learner = None if settings.hyper is None else settings.hyper.begin(self.model, self.sites)
-        # The log-partitions that were computed last, of a posterior and of a prior.
-        self._known: dict[str, tuple[Family, float]] = {}
-        self._means: tuple[Family, Any] | None = None
+        stochastic = settings.solver.stochastic or settings.expectation.stochastic
+        self.setup = Setup(self.sites, settings.schedule.parallel, stochastic, self.ledger.prior)
+        self.rules = self._make_rules()
+        self.strikes = Strikes(settings.limits.strikes, self.names)
+        self.board = Board(self.sites, settings.seed, self.flights)
+        self.tally = Tally()
+        self.evidence = Evidence(self.sites, Credibility(stochastic))
+        self.landmarks = Landmarks()
+
+    def _make_rules(self) -> Chain:
+        """What an update passes, in order: age ▸ finite ▸ damping ▸ the user's own ▸ trust region ▸ cone."""
+        limits, learner = self.settings.limits, self.learner
+        finite = Finite() if learner is None else Finite(learner.names, tuple(self.model.hyper))
+        rules: tuple[Rule, ...] = (
+            Age(limits.staleness), finite, self.settings.damping, *self.settings.rules,
+            TrustRegion(limits), Cone(self.ledger),
+        )  # fmt: skip
+        return Chain.of(rules, self.setup)
+
+    @property
+    def flights(self) -> Flights:
+        """The tasks that are outstanding."""
+        return self.ledger.flights
 
     def job(self) -> Job:
         """What sites need to know before their first task."""
@@ -79,48 +105,19 @@ class Run:
         values = self.engine.evaluate(self.ledger.posterior, self.current_hyper, factors)
         return values | dict.fromkeys(self.ledger.retired, 0.0)
 
-    def moved(self, before: Family) -> float:
-        """How far the posterior has moved: KL(now ‖ before)."""
-        now = self.ledger.posterior
-        of_before = self._log_partition(before)
-        with precision(before.dtype):
-            expected, of_now, mean = _moved(now, before)
-        self._known["posterior"] = (now, float(of_now))
-        self._means = (now, on_host(mean))
-        return float(expected) - float(of_now) + of_before
+    def retire(self, site: int) -> None:
+        """Divide a site's factor out: its data count no more."""
+        before = self.ledger.posterior
+        self.ledger.retire(site)
+        self.evidence.retire(site)
+        self.evidence.moved(self.landmarks.movement(self.ledger.posterior, before))
 
-    def mean(self, density: Family) -> Any:
-        """μ, computed once for each posterior."""
-        if self._means is None or self._means[0] is not density:
-            self._means = (density, on_host(density.mean()))
-        return self._means[1]
-
-    @property
-    def divergence(self) -> float:
-        """KL(posterior ‖ prior)."""
-        posterior, prior = self.ledger.posterior, self.ledger.prior
-        return inner_product(posterior / prior, self.mean(posterior)) - self.gain
-
-    @property
-    def gain(self) -> float:
-        """A(posterior) - A(prior)."""
-        return self._log_partition(self.ledger.posterior) - self._log_partition(self.ledger.prior, "prior")
-
-    def _log_partition(self, density: Family, name: str = "posterior") -> float:
-        """A, computed once for each posterior and each prior."""
-        if name not in self._known or self._known[name][0] is not density:
-            self._known[name] = (density, float(density.log_partition()))
-        return self._known[name][1]
-
-    @property
-    def least(self) -> float:
-        """The share of an update below which nothing of it is taken: of one site alone, whatever can be."""
-        return STRIKE if self.ledger.sites > 1 else 0.0
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether reports of the free energy are noisy."""
-        return self.settings.solver.stochastic or self.settings.expectation.stochastic
+    def readmit(self, site: int) -> None:
+        """A site may be asked again, and begins anew."""
+        self.board.readmitted(site)
+        self.rules.forgive(site)
+        self.strikes.forgive(site)
+        self.evidence.credibility.forgive(site)
 
     @property
     def message_only(self) -> bool:
@@ -129,11 +126,5 @@ class Run:
 
     @property
     def current_hyper(self) -> Hyper:
+        """The hyperparameters as they are: those of the model, or what has been learnt."""
         return dict(self.model.hyper) if self.learner is None else self.learner.hyper
-
-
-@eqx.filter_jit
-def _moved(new: Family, old: Family) -> tuple[jax.Array, jax.Array, Any]:
-    """E_new[log new / old], up to both scales; A(new); and the mean of new."""
-    mean = new.mean()
-    return inner(new / old, mean), new.log_partition(), mean

@@ -16,37 +16,35 @@ import numpy as np
 
 from partita.foundation.checks import check_count, check_not_negative, check_share
 from partita.foundation.fields import anything, fields, one_of
+from partita.server.flights import Flights
 
 
 class Board:
     """What a schedule sees of a run, kept up to date by the loop."""
 
-    def __init__(self, sites: int, seed: int = 0):
+    def __init__(self, sites: int, seed: int = 0, flights: Flights | None = None):
         self.sites = sites
         self.seed = seed
         self.version = 0
-        self.outstanding: dict[int, int] = {}
-        # In the order in which they became idle.
+        self.flights = Flights() if flights is None else flights
+        # Sites without a task, in the order in which they became idle.
         self.idle: dict[int, None] = dict.fromkeys(range(sites))
-        # Who cannot be asked, and why; and who of them may not be, before somebody says so.
+        # Sites that cannot be asked, and why; and those among them that may not be, before an operator says so.
         self.away: dict[int, str] = {}
         self.barred: set[int] = set()
-        # Whose last task came to nothing: nobody waits for what they have to say.
+        # Sites whose last task came to nothing: nobody waits for what they have to say.
         self.failing: set[int] = set()
-        # How often in a row what sites said was out of all proportion; the share that was taken of what each said last.
-        self.strikes: dict[int, float] = {}
-        self.shares: dict[int, float] = {}
         # How many folds there were; how far the latest ones would have moved the posterior, had all been taken; and how
-        # far the latest one of each site has.
+        # far the latest fold of each site has moved it, and when.
         self.folds = 0
         self.moved: deque[float] = deque(maxlen=3)
         self.last_change: dict[int, float] = {}
         self.last_visit: dict[int, int] = {}
 
     def sent(self, sites: Iterable[int]) -> None:
+        """Sites have been handed tasks."""
         for site in sites:
             del self.idle[site]
-            self.outstanding[site] = self.version
 
     def returned(self, sites: Iterable[int], version: int, change: float, left: float = math.inf) -> None:
         """A fold: how far it has moved the posterior, and how far all that was proposed would have."""
@@ -55,16 +53,14 @@ class Board:
         self.moved.append(max(change, left))
         self.failing.difference_update(sites)
         for site in sites:
-            del self.outstanding[site]
             self.idle[site] = None
             self.last_change[site], self.last_visit[site] = change, version
 
     def dropped(self, site: int) -> None:
-        """What a site had been asked for comes to nothing."""
-        if self.outstanding.pop(site, None) is not None:
-            self.failing.add(site)
-            if site not in self.away:
-                self.idle[site] = None
+        """The task that a site had comes to nothing."""
+        self.failing.add(site)
+        if site not in self.away:
+            self.idle[site] = None
 
     def left(self, site: int, reason: str, barred: bool = False) -> None:
         """A site cannot be asked any more; or, if barred, may not be."""
@@ -73,7 +69,6 @@ class Board:
         if barred:
             self.barred.add(site)
         self.failing.add(site)
-        self.outstanding.pop(site, None)
         self.idle.pop(site, None)
 
     def came_back(self, site: int) -> None:
@@ -81,22 +76,9 @@ class Board:
             self.idle[site] = None
 
     def readmitted(self, site: int) -> None:
-        """Somebody says that a site may be asked again."""
+        """An operator says that a site may be asked again."""
         self.barred.discard(site)
-        self.strikes.pop(site, None)
         self.came_back(site)
-
-    def is_singled_out(self, site: int, least: float) -> bool:
-        """Whether less than that was taken of what a site said, and more of what most others did."""
-        if self.shares[site] >= least:
-            return False
-        others = [share for other, share in self.shares.items() if other != site]
-        return 2 * sum(share >= least for share in others) > len(others)
-
-    def struck(self, site: int, again: bool, held: bool = False) -> float:
-        """How often, with this time; two times without make up for one, unless the site is held back."""
-        self.strikes[site] = max(0.0, self.strikes.get(site, 0.0) + (1.0 if again else 0.0 if held else -0.5))
-        return self.strikes[site]
 
     @property
     def nobody(self) -> bool:
@@ -335,16 +317,16 @@ class Asynchronous(Schedule):
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         while board.version < self.updates:
-            rest = self.updates - board.version - len(board.outstanding)
+            rest = self.updates - board.version - len(board.flights)
             yield list(islice(board.idle, min(self._room(board), rest)))
 
     def _room(self, board: Board) -> int:
         """How many more may be sent off."""
         if self.max_staleness is None:
             return board.sites
-        oldest = min(board.outstanding.values(), default=board.version)
-        # All outstanding but the oldest may be folded before it, as may those sent off now.
-        return max(0, self.max_staleness - (board.version - oldest) - (len(board.outstanding) - 1))
+        oldest = board.version if board.flights.oldest is None else board.flights.oldest
+        # All outstanding tasks but the oldest may be folded before it, as may those sent off now.
+        return max(0, self.max_staleness - (board.version - oldest) - (len(board.flights) - 1))
 
     def total(self, sites: int) -> int:
         return self.updates

@@ -1,7 +1,7 @@
 """How a run is done, whatever its model and its sites: one frozen value, from which every face begins."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_args
 
@@ -12,9 +12,8 @@ from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.foundation.checks import check_one_of
 from partita.models import AbstractModel, check_like, prior_of
-from partita.server.damping import Damping, Optimiser, as_damping
 from partita.server.hyper import LearnHyper
-from partita.server.limits import Limits
+from partita.server.rules import Limits, Optimiser, Rule, as_damping
 from partita.server.schedules import Schedule, Synchronous
 from partita.solvers import FixedPoint, Solver
 from partita.solvers.choice import choose_solver
@@ -31,13 +30,14 @@ class Options(TypedDict, total=False):
 
     solver: Solver | None
     schedule: Schedule | None
-    damping: float | str | Damping
+    damping: float | str | Rule
     engine: Engine | None
     expectation: Expectation | None
     hyper: LearnHyper | None
     start: Family | None
     custody: Custody
     limits: Limits | None
+    rules: Sequence[Rule]
     seed: int
 
 
@@ -48,7 +48,7 @@ class Settings:
     Args:
         solver: how a site refines its factor.
         schedule: who works next; synchronous rounds if not given.
-        damping: the share of a proposed change that is taken: a number, "1/M", "auto" or a policy.
+        damping: the share of a proposed change that is taken: a number, "1/M", "auto" or a rule.
         engine: what carries tasks to sites; this process, if not given.
         expectation: how E_q[log p] is computed.
         hyper: learn hyperparameters by maximum likelihood.
@@ -56,6 +56,7 @@ class Settings:
         custody: who holds the factors: "open", the server holds one for every site; "shared", there is one for all
             sites together, each refining its share of it, so that the ledger does not grow with sites.
         limits: what updates may do before they are held back, refused, or a site is not asked again.
+        rules: further rules that updates pass, after damping and before limits ([how to write one](../how_to/rule.md)).
         seed: with the same seed, the same result.
 
     >>> Settings(damping=0.5).changed({"seed": 1}).damping
@@ -64,13 +65,14 @@ class Settings:
 
     solver: Solver | None = None
     schedule: Schedule | None = None
-    damping: float | str | Damping = "auto"
+    damping: float | str | Rule = "auto"
     engine: Engine | None = None
     expectation: Expectation | None = None
     hyper: LearnHyper | None = None
     start: Family | None = None
     custody: Custody = "open"
     limits: Limits | None = None
+    rules: Sequence[Rule] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,7 +82,11 @@ class Settings:
             expectation=(self.expectation, Expectation),
             hyper=(self.hyper, LearnHyper),
             limits=(self.limits, Limits),
+            rules=(self.rules, Sequence),
         )
+        for rule in self.rules:
+            if not callable(getattr(rule, "init", None)):
+                raise InputError(f"rules: expected rules, which have an `init`, got {rule!r}")
         check_one_of("", get_args(Custody), custody=self.custody)
         object.__setattr__(self, "seed", check_seed(self.seed))
 
@@ -113,6 +119,7 @@ class Settings:
             start=model.start if self.start is None else check_like(prior, start=self.start),
             custody=self.custody,
             limits=Limits() if self.limits is None else self.limits,
+            rules=tuple(self.rules),
             seed=self.seed,
         )
 
@@ -123,12 +130,13 @@ class Chosen:
 
     solver: Solver
     schedule: Schedule
-    damping: Damping
+    damping: Rule
     expectation: Expectation
     hyper: LearnHyper | None
     start: Family | None
     custody: Custody
     limits: Limits
+    rules: tuple[Rule, ...]
     seed: int
 
     def job(self, model: AbstractModel, names: SiteNames) -> Job:
@@ -136,8 +144,8 @@ class Chosen:
         return Job(model, self.solver, self.expectation, self.seed, self.hyper is not None, self.schedule.waits, names)
 
 
-def choose_damping(expectation: Expectation, solver: Solver, damping: float | str | Damping) -> Damping:
-    """The policy that was asked for; "auto" is an optimiser where sites answer with one message that is a direction."""
+def choose_damping(expectation: Expectation, solver: Solver, damping: float | str | Rule) -> Rule:
+    """The rule that was asked for; "auto" is an optimiser where sites answer with one message that is a direction."""
     one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
     return Optimiser() if damping == "auto" and one_message else as_damping(damping)
 

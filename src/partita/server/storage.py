@@ -35,6 +35,7 @@ from partita.foundation.text import clean
 from partita.server.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
 from partita.server.journals import read_history as read_history
 from partita.server.journals import read_notices as read_notices
+from partita.server.journals import read_strikes as read_strikes
 from partita.server.journals import read_updates as read_updates
 from partita.wire.messages import Arrival, Notice, NoticeKind, decode_update, encode_update, largest
 from partita.wire.tasks import Update

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from partita.server.damping import Damping
+from partita.server.rules import Rule
 from partita.server.schedules import Schedule
 from partita.solvers import Solver
 
@@ -18,7 +18,7 @@ class Scheme:
     words: str
     schedule: Schedule
     solver: Solver | None = None
-    damping: float | str | Damping = "auto"
+    damping: float | str | Rule = "auto"
     pooled: bool = False
     split_prior: bool = False
     start_scale: float = 0.03

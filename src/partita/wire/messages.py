@@ -18,7 +18,7 @@ from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json
-from partita.foundation.text import clean
+from partita.foundation.text import MOST_REASON, clean
 from partita.models import Hyper
 from partita.solvers import Outcome
 from partita.wire.tasks import Task, Update
@@ -27,14 +27,12 @@ from partita.wire.tasks import Task, Update
 Compression = Literal["none", "float16"]
 # Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
-# Characters of why a site is away, or not asked again.
-MOST_REASON = 1000
 LARGEST, TINY = 2.0**15, 1e-300
 NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
 )  # fmt: skip
 
-NoticeKind = Literal["away", "back", "dropped", "quarantined", "retired", "readmitted"]
+NoticeKind = Literal["away", "back", "dropped", "struck", "quarantined", "retired", "readmitted"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,9 @@ class Notice:
     """Something about a site that a run has to know, beside updates.
 
     `away`: it does not answer, what it was asked for comes to nothing; `back`: it can be asked again; `dropped`: what
-    it was asked for comes to nothing, nothing else; `quarantined`: it is not asked again before somebody says so
-    (`readmitted`); `retired`: its factor is to be divided out, and it is not asked again.
+    it was asked for comes to nothing, nothing else; `struck`: the run could take next to nothing of its update, or did
+    not believe its report, which is said and has no effect by itself; `quarantined`: it is not asked again before
+    somebody says so (`readmitted`); `retired`: its factor is to be divided out, and it is not asked again.
     """
 
     site: int
@@ -57,7 +56,7 @@ class Notice:
     @property
     def ends_task(self) -> bool:
         """Whether what the site was asked for comes to nothing."""
-        return self.kind not in ("back", "readmitted")
+        return self.kind not in ("back", "readmitted", "struck")
 
 
 Arrival = Update | Notice

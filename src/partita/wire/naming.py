@@ -41,3 +41,14 @@ def choose_names(names: Any, shards: Sequence[Any]) -> SiteNames:
     if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != len(shards):
         raise InputError(f"names: expected a list of {len(shards)}, one for each site, got {names!r}")
     return SiteNames(tuple(clean(str(name)) for name in names))
+
+
+def check_site_names(names: Sequence[str]) -> None:
+    """That sites have names that can be those of folders and keys."""
+    for name in names:
+        if len(name) > 40 or not all(c.isalnum() or c in "-_" for c in name) or not name[:1].isalnum():
+            raise InputError(f"site {name!r}: use letters, digits, - and _, at most 40 of them")
+    if len(set(names)) < len(names):
+        raise InputError("sites: a name is there twice")
+    if not names:
+        raise InputError("sites: expected at least one name")

@@ -8,7 +8,7 @@ from typing import Any
 from partita.engines import InProcess
 from partita.errors import Stalled
 from partita.models import prior_of
-from partita.server.completion import completed
+from partita.server.completion import complete_updates
 from partita.site.worker import Worker
 from partita.wire.job import Job
 from partita.wire.messages import Arrival, Notice, decode_task, decode_update, encode_task, encode_update
@@ -74,6 +74,6 @@ class Chaos(InProcess):
                 self._tasks.append(task)
                 continue
             answer = decode_update(task.site, task.version, encode_update(update), self._like)
-            (update,) = completed([task], [answer])
+            (update,) = complete_updates([task], [answer])
             self._before = [*self._before, update][-20:]
             return [replace(update, finished_at=0.0)]

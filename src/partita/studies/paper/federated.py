@@ -14,8 +14,8 @@ from partita.fitting import events, evidence
 from partita.foundation.checks import check_one_of
 from partita.foundation.plain import Row
 from partita.models import Network
-from partita.server.damping import Optimiser
 from partita.server.events import Event
+from partita.server.rules import Optimiser
 from partita.server.schedules import Asynchronous, OnePass, Synchronous
 from partita.solvers import Gradient, NaturalGradient
 from partita.studies.committee import split_prior

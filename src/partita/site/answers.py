@@ -1,4 +1,4 @@
-"""What a site does: build the model that it is told, look at its own data, and answer."""
+"""What a site answers a server: it builds the model that it is told, looks at its own data, and asks its policy."""
 
 import math
 from pathlib import Path
@@ -8,21 +8,20 @@ import jax
 import numpy as np
 
 from partita._version import __version__
-from partita.datasets import read_columns
 from partita.errors import EngineError, InputError, MalformedMessage
 from partita.families import Family
-from partita.federation.folders import SiteSettings, read_site
-from partita.federation.recipe import Columns, Recipe
-from partita.foundation.text import clean
+from partita.foundation.csv_files import read_columns
+from partita.foundation.text import MOST_REASON, clean
 from partita.models import prior_of
 from partita.models.base import prior_shapes
-from partita.predictive import scaled_columns
 from partita.shards import padded_together
 from partita.site.consent import Consent
+from partita.site.settings import SITE, SiteSettings, read_site
 from partita.site.worker import Worker, load_shard
-from partita.wire.messages import MOST_REASON, decode_question, decode_task, encode_update
+from partita.wire.messages import decode_question, decode_task, encode_update
 from partita.wire.naming import SiteNames
 from partita.wire.questions import Question
+from partita.wire.recipe import Columns, Recipe
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
 CANNOT = "cannot answer; its own log says why"
@@ -81,7 +80,7 @@ class Site:
         known = (number, text, digest, version, settings, _stamp(settings.data))
         if self._worker is None or known != self._known:
             self._worker = None
-            recipe = Recipe.parsed(text)
+            recipe = Recipe.parse(text)
             # By shapes alone: a model that is too large must not be made to find that out.
             shapes = prior_shapes(recipe.model, recipe.model.hyper)
             settings.policy.check_parameters(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)))
@@ -127,7 +126,7 @@ def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, np
     """This site's features and target, scaled as everybody's are."""
     unknown = sorted(set(settings.columns) - {*columns.features, columns.target})
     if unknown:
-        raise InputError(f"{settings.path / 'site.toml'}: [columns] {unknown[0]}: the federation has no such column")
+        raise InputError(f"{settings.path / SITE}: [columns] {unknown[0]}: the federation has no such column")
     names = [settings.columns.get(name, name) for name in (*columns.features, columns.target)]
     _, table = read_columns(settings.data, names)
-    return scaled_columns(columns.design, table[:, :-1]), table[:, -1]
+    return columns.scale_rows(table[:, :-1]), table[:, -1]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from partita.errors import EngineError, StorageError, reason
-from partita.federation.keys import read_key
+from partita.foundation.keys import read_key
 from partita.foundation.text import clean
 from partita.wire.questions import RECORD, Question
 

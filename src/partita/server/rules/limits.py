@@ -1,23 +1,19 @@
-"""What updates may do before they are held back, refused, or their site is not asked again."""
+"""What updates may do before they are held back, refused, or their site is not asked again: age and trust region."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import equinox as eqx
-import jax
 import numpy as np
 
 from partita.errors import StaleUpdate
 from partita.families import Family
-from partita.families.cone import is_surely_inside
-from partita.families.stacks import rows_of, scaled
 from partita.foundation.checks import check_count, check_positive
-from partita.foundation.runtime import precision
+from partita.server.divergences import divergence as divergence
+from partita.server.rules.base import STRIKE as STRIKE
+from partita.server.rules.base import Proposal, Remark, RuleState, Setup
 from partita.wire.tasks import Update
 
-# Where less of an update can be taken, none of it is, and it counts as a strike.
-STRIKE = 1e-3
-# How often a level is halved before nothing is taken.
+# How often the level of nats is halved before nothing is taken.
 HALVINGS = 60
 
 
@@ -52,23 +48,44 @@ class Limits:
         if self.staleness is not None:
             check_count("limits: ", staleness=self.staleness)
 
-    def check_age(self, update: Update, version: int) -> None:
-        """Refuse an update that answers too old a task."""
+
+@dataclass(frozen=True)
+class Age(RuleState):
+    """Refuses updates that answer too old a task. It has no memory, so the rule is its own state."""
+
+    most: int | None = None
+
+    def init(self, setup: Setup) -> "Age":
+        return self
+
+    def admit(self, update: Update, version: int) -> None:
         age = version - update.version
-        if self.staleness is not None and age > self.staleness:
-            raise StaleUpdate(
-                update.site, f"{age} updates were folded since it was asked, at most {self.staleness} may be"
-            )
+        if self.most is not None and age > self.most:
+            raise StaleUpdate(update.site, f"{age} updates were folded since it was asked, at most {self.most} may be")
+
+
+@dataclass(frozen=True)
+class TrustRegion:
+    """Keeps every fold, and all folds of each site, within so many nats of where the posterior was."""
+
+    limits: Limits
+
+    def init(self, setup: Setup) -> "Trust":
+        return Trust(self.limits, setup.least)
 
 
 @dataclass
-class Trust:
+class Trust(RuleState):
     """How far the sites of a run may still move its posterior."""
 
     limits: Limits
-    # How many nats each site's updates have moved the posterior so far; and who wanted more than is left.
+    least: float = 0.0
+    # How many nats each site's updates have moved the posterior so far; and which sites wanted more than was left.
     spent: dict[int, float] = field(default_factory=dict)
     exhausted: set[int] = field(default_factory=set)
+    # What was let through last, and which share of what had come.
+    _passed: Proposal | None = None
+    _shares: np.ndarray = field(default_factory=lambda: np.ones(0))
 
     @property
     def change(self) -> float:
@@ -78,16 +95,22 @@ class Trust:
         """How many nats a site may still move the posterior."""
         return np.inf if self.limits.total is None else max(0.0, self.limits.total - self.spent.get(site, 0.0))
 
+    def apply(self, proposal: Proposal) -> Proposal:
+        self._shares = self.shares(proposal.sites, proposal.posterior, proposal.changes, self.least)
+        self._passed = proposal.cut(self._shares)
+        return self._passed
+
     def shares(self, sites: Sequence[int], posterior: Family, changes: Family, least: float = 0.0) -> np.ndarray:
-        """Of each site's change, what may be taken of it; nothing, where that is less than the least."""
+        """For each site the share of its change that may be taken; nothing, where that is less than the least."""
         if self.limits.change is None and self.limits.total is None:
             return np.ones(len(sites))
-        rows = list(zip(sites, rows_of(changes), strict=True))
+        rows = list(zip(sites, changes.rows(), strict=True))
         level = self.change
         for _ in range(HALVINGS):
             found = np.array([share_within(posterior, row, min(level, self.left(site))) for site, row in rows])
             found[found < least] = 0.0
-            if self.limits.change is None or self.allows(posterior, multiplied(posterior, scaled(changes, found))):
+            total = changes.scale_rows(found).product_of_rows()
+            if self.limits.change is None or self.allows(posterior, posterior * total):
                 cut = zip(sites, found, strict=True)
                 self.exhausted |= {site for site, share in cut if share < 1 and self.left(site) < level}
                 return found
@@ -98,21 +121,24 @@ class Trust:
         """Whether a fold may move the posterior there."""
         return self.limits.change is None or bool(divergence(new, old) <= self.limits.change)
 
+    def settle(self, taken: np.ndarray) -> list[Remark]:
+        """Count what was taken of each site's change."""
+        assert self._passed is not None
+        sites, posterior = self._passed.sites, self._passed.posterior
+        if self.limits.total is not None:
+            for site, row in zip(sites, self._passed.changes.scale_rows(taken).rows(), strict=True):
+                self.spent[site] = self.spent.get(site, 0.0) + divergence(posterior * row, posterior)
+        remarks = [
+            Remark(site, f"its update goes too far, {share:.1g} of it was taken", strike=bool(share < STRIKE))
+            for site, share in zip(sites, self._shares, strict=True)
+            if share < 1
+        ]
+        used_up = f"its updates have moved the posterior by all of {self.limits.total or 0:g} nats that they may"
+        return remarks + [Remark(site, used_up, quarantine=True) for site in sites if site in self.exhausted]
+
     def forgive(self, site: int) -> None:
-        """Somebody says that a site may be asked again: it begins anew."""
         self.spent.pop(site, None)
         self.exhausted.discard(site)
-
-    def spend(self, sites: Sequence[int], posterior: Family, applied: Family) -> None:
-        """Count what was taken of each site's change."""
-        if self.limits.total is not None:
-            for site, row in zip(sites, rows_of(applied), strict=True):
-                self.spent[site] = self.spent.get(site, 0.0) + divergence(posterior * row, posterior)
-
-
-def multiplied(density: Family, stack: Family) -> Family:
-    """A density times all rows of a stack."""
-    return jax.tree.map(lambda a, rows: a + rows.sum(axis=0), density, stack)
 
 
 def share_within(posterior: Family, change: Family, most: float) -> float:
@@ -123,16 +149,3 @@ def share_within(posterior: Family, change: Family, most: float) -> float:
             return share
         share /= 2
     return 0.0
-
-
-def divergence(first: Family, second: Family) -> float:
-    """KL(first ‖ second); infinite, where the first is improper and what the formula gives is no divergence."""
-    if not is_surely_inside(first.cone()):
-        return np.inf
-    with precision(first.dtype):
-        return float(_kl(first, second))
-
-
-@eqx.filter_jit
-def _kl(first: Family, second: Family) -> jax.Array:
-    return first.kl(second)

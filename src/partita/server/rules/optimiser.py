@@ -1,8 +1,7 @@
 """An optimiser at the server, over the changes that sites propose."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -10,9 +9,9 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from partita.errors import InputError
-from partita.families import Family, MeanField
+from partita.families import MeanField
 from partita.foundation.checks import check_count, check_not_negative, check_positive, check_share
-from partita.server.damping.policies import Proposal, Tempering
+from partita.server.rules.base import FreeEnergy, Proposal, RuleState, Setup
 
 # How many moves count as recent.
 RECENT = 5
@@ -54,8 +53,10 @@ class Optimiser:
         check_positive("Optimiser: ", trust=self.trust, growth=self.growth, margin=self.margin)
         check_not_negative("Optimiser: ", floor=self.floor)
 
-    def begin(self, sites: int, parallel: bool, stochastic: bool = False) -> Tempering:
-        return OptimiserTempering(1.0, settings=self, sites=sites, pairs=Pairs(self.memory), trust=self.trust)
+    def init(self, setup: Setup) -> "OptimiserState":
+        if setup.prior is not None and not isinstance(setup.prior, MeanField):
+            raise InputError(f"damping: Optimiser moves mean-field Gaussians, not a {type(setup.prior).__name__}")
+        return OptimiserState(self, setup.sites, Pairs(self.memory), self.trust)
 
 
 @dataclass
@@ -98,14 +99,14 @@ Seen = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass
-class OptimiserTempering(Tempering):
+class OptimiserState(RuleState):
+    """What every site sent last, and the moves that were learnt from."""
+
     settings: Optimiser
     sites: int
     pairs: Pairs
     trust: float
-    # Where each site's task in hand began; what it sent last: a gradient, and where that was taken; who has sent one
-    # since the last pair was made.
-    begun: dict[int, np.ndarray] = field(default_factory=dict)
+    # What each site sent last: a gradient, and the location where it was taken; who has sent one since the last pair.
     gradients: dict[int, np.ndarray] = field(default_factory=dict)
     places: dict[int, np.ndarray] = field(default_factory=dict)
     heard: set[int] = field(default_factory=set)
@@ -114,27 +115,19 @@ class OptimiserTempering(Tempering):
     # The divergences of the latest moves.
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def observe(
-        self, free_energy: float, uncertainty: float, shortfalls: Mapping[int, tuple[float, float]] | None = None
-    ) -> None:
+    def observe(self, seen: FreeEnergy) -> None:
         """A fall by more than chance explains: what was learnt no longer holds, and moves have to be smaller."""
-        last, self.last_free_energy = self.last_free_energy, free_energy
+        last, self.last_free_energy = self.last_free_energy, seen.value
         if last is None:
             return
-        if free_energy >= last - self.settings.margin * abs(last):
+        if seen.value >= last - self.settings.margin * abs(last):
             self.trust = min(self.settings.trust, 1.1 * self.trust)
         else:
             self.pairs.forget()
             self.last = None
             self.trust = 0.25 * self.trust
 
-    def sent(self, sites: Sequence[int], begin: Any) -> None:
-        if not isinstance(begin, MeanField):
-            raise InputError(f"damping: Optimiser moves mean-field Gaussians, not a {type(begin).__name__}")
-        now = Naturals.of(begin, 1)
-        self.begun.update(dict.fromkeys(sites, (now.shift / now.precision)[0]))
-
-    def temper(self, proposal: Proposal) -> Family:
+    def apply(self, proposal: Proposal) -> Proposal:
         changes: Any = proposal.changes
         rows = len(proposal.sites)
         kind = changes.dtype.type
@@ -152,12 +145,18 @@ class OptimiserTempering(Tempering):
         residuals = (messages.shift - factors.shift) - (messages.precision - factors.precision) * location
         moves = self._moves(proposal, residuals, location, precision)
         applied = Naturals(precision * moves + change * location + first.shift, change + first.precision)
-        return applied.tree(changes)
+        return replace(proposal, changes=applied.tree(changes))
 
     def _remember(self, proposal: Proposal, messages: "Naturals") -> None:
         """Once every site has sent a gradient, compare with the last time that was so."""
+        locations: dict[int, np.ndarray] = {}
         for row, site in enumerate(proposal.sites):
-            place = self.begun.pop(site)
+            begin = proposal.begun[site]
+            # Sites of one round begin at the same density.
+            if id(begin) not in locations:
+                naturals = Naturals.of(begin, 1)
+                locations[id(begin)] = (naturals.shift / naturals.precision)[0]
+            place = locations[id(begin)]
             self.gradients[site] = messages.shift[row] - messages.precision[row] * place
             self.places[site] = place
         self.heard.update(proposal.sites)

@@ -1,0 +1,243 @@
+"""The free energy of the posterior, estimated from what sites reported last, and how far off that may be."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from partita.families import Family
+from partita.models import Hyper
+from partita.server.accounting.credibility import Credibility
+from partita.server.accounting.reports import Report, total
+from partita.server.divergences import inner_product
+from partita.server.flights import Flight, Flights, Place
+from partita.wire.tasks import Update
+
+# For so many reports it is remembered how far off the first order was; the bound is so many times that.
+KEPT, SAFETY = 3, 5.0
+# After a shorter way, relative to the size of values, rounding is all that would be measured.
+SHORTEST = 1e-8
+# The first order is likely to be off by this share of the nats that the posterior has moved.
+MARGIN = 1 / 3
+# Beyond this, differences of inner products are no numbers.
+LARGEST = 1e250
+# A site's log likelihood may be so many times that of the median site before its absolute size stops to count.
+PROPORTION = 1e3
+
+
+@dataclass
+class Evidence:
+    """The free energy of the posterior, estimated from what sites reported last, and how far off that may be.
+
+    F(q) = Σ_m E_q[log p(y_m | θ)] - KL(q ‖ prior). The server knows the second part. For the first it knows each site's
+    value and gradient where the site's last task began, and follows it from there to first order:
+
+        E_q[log p_m] ≈ E_then[log p_m] + ⟨message_m, μ_q - μ_then⟩
+
+    So the estimate is exact where all sites have just evaluated this posterior, and where likelihoods are linear in the
+    mean parameters. Elsewhere it is off to second order: by a multiple of the squared length of the way since,
+    (Σ √KL)². What that is worth is measured for each site whenever it reports again.
+    """
+
+    sites: int
+    credibility: Credibility = field(default_factory=Credibility)
+    reports: dict[int, Report] = field(default_factory=dict)
+    # Sites that have reported since the last time that all had; and sites whose report was no number.
+    fresh: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    # The product of the messages of some sites, kept so that a fold costs the size of one.
+    product: Any = None
+    within: set[int] = field(default_factory=set)
+    # How far the posterior has come: Σ √KL and Σ KL over all folds.
+    length: float = 0.0
+    travelled: float = 0.0
+    # By how much sites' values fall short of what their proposals promised, since free energies were compared last,
+    # and how many nats the posterior had moved by then.
+    shortfalls: dict[int, tuple[float, float]] = field(default_factory=dict)
+    # How far off the first order was lately, and after which distance.
+    measured: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
+    # What is left out where free energies are compared, for each site that has been compared; and constants that are
+    # kept apart from sites' values.
+    left_out: dict[int, float] = field(default_factory=dict)
+    offsets: dict[int, float] = field(default_factory=dict)
+    # Whether some report was not believed since free energies were compared last: then they cannot be compared.
+    shaken: bool = False
+
+    def place(self, density: Family, mean: Any, hyper: Hyper, astray: float = 0.0) -> Place:
+        """Where tasks begin, so many nats away from the posterior."""
+        far = max(astray, 0.0)
+        return Place(density, mean, self.length - math.sqrt(far), self.travelled - far, hyper, astray > 0)
+
+    def report(self, updates: Sequence[Update], flights: Flights, distrusted: Container[int] = ()) -> dict[int, str]:
+        """Before a fold: take in what sites say of where their tasks began; gives whose word was not taken, and why.
+
+        The gradients by hyperparameters of those who are distrusted cannot be. Automatic damping looks at the sum of
+        values: one that does not follow from the site's own updates would hold all sites back, or drive them on. What
+        does follow is put in its place.
+        """
+        read = {update.site: self._read(update, flights[update.site]) for update in updates}
+        new = {site: report for site, report in read.items() if report is not None}
+        self.failed = (self.failed - set(read)) | (set(read) - set(new))
+        self.fresh.update(read)
+        doubts = self.credibility.weigh(new, self.reports, self.offsets)
+        doubted = {}
+        for site, report in new.items():
+            if site in doubts.contradicted:
+                found = doubts.contradicted[site]
+                doubted[site] = (
+                    f"its log likelihood, {report.value:.6g}, does not follow from its updates, which make it near "
+                    f"{found.expected:.6g}"
+                )
+                unsure = self.reports[site].unsure + found.allowed
+                self._keep(site, replace(report, value=found.expected, doubted=True, unsure=unsure), measure=False)
+            else:
+                self._keep(site, replace(report, doubted=site in distrusted or site in doubts.unlikely))
+        self.shaken = self.shaken or bool(doubted)
+        return {**doubts.unlikely, **doubted}
+
+    def distrust(self, site: int, factor: Family) -> None:
+        """Nothing that a site proposed is followed any more: its factor stands for its gradient."""
+        if site in self.reports:
+            self._take_out(site)
+            old = self.reports[site]
+            expected = inner_product(factor, old.place.mean)
+            self.reports[site] = replace(old, change=factor.flat(), message=factor, expected=expected, doubted=True)
+
+    def _read(self, update: Update, flight: Flight) -> Report | None:
+        """A report; none, where a site says that there is no number."""
+        if not math.isfinite(update.expected_log_prob):
+            return None
+        place = flight.begin
+        value = update.expected_log_prob - self.offsets.get(update.site, 0.0)
+        message = flight.task.factor * update.change
+        slopes = {name: slope * place.hyper[name] for name, slope in update.hyper_gradient.items()}
+        expected = inner_product(message, place.mean)
+        if not abs(expected) <= LARGEST:
+            return None
+        return Report(place, value, update.change, message, expected, slopes)
+
+    def _keep(self, site: int, new: Report, measure: bool = True) -> None:
+        """Put a report in place of the site's last one, which says what a first order is worth."""
+        old = self.reports.get(site)
+        if old is not None:
+            self._take_out(site)
+            distance = old.distance(new.place.length, new.place.hyper)
+            if not old.place.astray:
+                short, later = self.shortfalls.get(site, (0.0, 0.0))
+                short += old.at(new.place) - new.value
+                later += new.place.travelled - old.place.travelled + abs(old.carried(new.place.hyper))
+                self.shortfalls[site] = (short, later)
+            if measure and distance > SHORTEST * (1 + abs(new.value)) and not old.place.astray:
+                error = abs(new.value - old.at(new.place))
+                self.measured.setdefault(site, deque(maxlen=KEPT)).append((error, distance))
+        self.reports[site] = new
+
+    def _take_out(self, site: int) -> None:
+        if site in self.within:
+            self.within.remove(site)
+            self.product = jax.tree.map(lambda total, own: total - own, self.product, self.reports[site].message)
+
+    def moved(self, divergence: float) -> None:
+        """After a fold: how far the posterior has moved."""
+        self.length += math.sqrt(max(divergence, 0.0))
+        self.travelled += max(divergence, 0.0)
+
+    def retire(self, site: int) -> None:
+        """A site's factor has been divided out: its data count no more."""
+        self._take_out(site)
+        for known in (self.reports, self.credibility.believed, self.left_out, self.offsets):
+            known.pop(site, None)
+
+    def expected_log_prob(self, now: Place) -> float:
+        """Σ_m E_q[log p(y_m | θ)] of those who have reported."""
+        return self._sum(now, {site: -offset for site, offset in self.offsets.items()})
+
+    def _sum(self, now: Place, left_out: Mapping[int, float]) -> float:
+        # Values that are of this very place are exact, and so is their sum.
+        elsewhere = [site for site, report in self.reports.items() if report.place.density is not now.density]
+        for site in elsewhere:
+            if site not in self.within:
+                own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.reports[site].message)
+                self.product = own if not self.within else jax.tree.map(np.add, self.product, own)
+                self.within.add(site)
+        values = [report.value - left_out.get(site, 0.0) for site, report in self.reports.items()]
+        ways = [report.carried(now.hyper) for report in self.reports.values()]
+        if elsewhere:
+            ways.append(inner_product(self.product, now.mean))
+            ways += [-self.reports[site].expected for site in elsewhere]
+        return total(values + ways)
+
+    def is_complete(self, away: Iterable[int] = ()) -> bool:
+        """Whether every site has reported since the last time that this was true, but for those that cannot."""
+        if not self.fresh or len(self.fresh.union(away)) < self.sites:
+            return False
+        self.fresh.clear()
+        self.within.clear()
+        return True
+
+    def has_all(self, retired: Iterable[int] = ()) -> bool:
+        """Whether there is a report of every site whose data count."""
+        return len(self.reports) + len(set(retired)) == self.sites
+
+    def comparable(self, now: Place) -> float:
+        """As `expected_log_prob`, up to a constant that makes it not fall because a site joins.
+
+        No number, if most sites say that there is none.
+        """
+        if 2 * len(self.failed) > self.sites:
+            return math.nan
+        first = not self.left_out
+        if first:
+            self._set_offsets()
+        for site, report in self.reports.items():
+            if site not in self.left_out:
+                self.left_out[site] = 0.0 if first else report.at(now)
+        return self._sum(now, self.left_out)
+
+    def _set_offsets(self) -> None:
+        """Keep apart what is out of all proportion to the others' values: beside it no sum would show what they do."""
+        usual = PROPORTION * float(np.median([abs(report.value) for report in self.reports.values()]))
+        for site, report in self.reports.items():
+            known = min(max(report.value, -usual), usual)
+            if known != report.value:
+                self.offsets[site] = report.value - known
+                self.reports[site] = replace(report, value=known)
+                self.credibility.shift(site, self.offsets[site])
+
+    def error_bound(self, now: Place) -> float:
+        """How far `expected_log_prob` may be off.
+
+        It goes by what the first order left out lately: quadratic in the length of a longer way, and no less than
+        linear in that of a shorter one, because after a leap the error has stopped to grow as it did.
+        """
+
+        def error(known: Sequence[tuple[float, float]], distance: float) -> float:
+            return max(found * max(ratio, math.sqrt(ratio)) for found, far in known for ratio in (distance / far,))
+
+        return SAFETY * self._error(now, error)
+
+    def likely_error(self, now: Place) -> float:
+        """How far off it is likely to be: a share of how far the posterior has come since the oldest report.
+
+        What is not known of sites whose word was not taken comes on top.
+        """
+        reports = self.reports.values()
+        since = [report.place.travelled for report in reports if report.place.density is not now.density]
+        return math.fsum(report.unsure for report in reports) + (
+            MARGIN * (now.travelled - min(since)) if since else 0.0
+        )
+
+    def _error(self, now: Place, error: Callable[[Sequence[tuple[float, float]], float], float]) -> float:
+        distances = {
+            site: report.distance(now.length, now.hyper)
+            for site, report in self.reports.items()
+            if report.place.density is not now.density
+        }
+        return math.fsum(
+            error(self.measured[site], distance) if site in self.measured else distance
+            for site, distance in distances.items()
+        )

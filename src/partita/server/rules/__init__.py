@@ -1,0 +1,20 @@
+"""Rules that updates pass on their way into the ledger: age, finite numbers, damping, trust region, cone."""
+
+from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
+from partita.server.rules.damping import Auto, Fixed, as_damping
+from partita.server.rules.limits import Limits
+from partita.server.rules.optimiser import Optimiser
+
+__all__ = [
+    "Auto",
+    "Fixed",
+    "FreeEnergy",
+    "Limits",
+    "Optimiser",
+    "Proposal",
+    "Remark",
+    "Rule",
+    "RuleState",
+    "Setup",
+    "as_damping",
+]

@@ -1,0 +1,142 @@
+"""What a rule is: one step that updates pass on their way from a site into the ledger.
+
+A rule is a frozen value with `init`, which gives its state in one run; the state has `apply`. What goes into `apply` is
+a stack of proposed changes with who sent them; what comes out is a stack of changes and how much of each was left.
+Everything else that a state may do is optional: refuse an update before it is written down (`admit`), hear of free
+energies (`observe`), have the last word on where the posterior goes (`allows`), and say what it did to whom (`settle`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from partita.families import Family
+from partita.wire.tasks import Update
+
+# Where a smaller share of an update can be taken, none of it is, and the site is struck for it.
+STRIKE = 1e-3
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What rules are told of a run before it begins.
+
+    Args:
+        sites: how many sites there are.
+        parallel: whether several of them work from the same posterior.
+        stochastic: whether sites report with noise (Monte Carlo, mini-batches).
+        prior: the prior; None, where nothing but a rule itself is looked at.
+    """
+
+    sites: int
+    parallel: bool = False
+    stochastic: bool = False
+    prior: Family | None = None
+
+    @property
+    def least(self) -> float:
+        """The share of an update below which nothing of it is taken; a site that is alone may take any share."""
+        return STRIKE if self.sites > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What sites propose in one fold, as far as it has come through the rules.
+
+    Args:
+        sites: who proposes.
+        changes: how their factors are to change, stacked with one row per site.
+        factors: their factors as they are, stacked in the same way.
+        prior: the prior.
+        posterior: the posterior as it is.
+        staleness: how many updates the posterior has taken since the oldest of these refinements began.
+        start: where they began, if that was not a posterior.
+        begun: for every site, the density where its refinement began.
+        wanted: the share of the changes that damping asks for; zero, if it takes an earlier step back instead.
+        shares: for every site, how much the latest rule has left of its change; None, if all of everybody's.
+        common: the share of all changes together that is to be taken in the end.
+    """
+
+    sites: Sequence[int]
+    changes: Family
+    factors: Family
+    prior: Family
+    posterior: Family
+    staleness: int = 0
+    start: Family | None = None
+    begun: Mapping[int, Family] = field(default_factory=dict)
+    wanted: float = 1.0
+    shares: np.ndarray | None = None
+    common: float = 1.0
+
+    def cut(self, shares: np.ndarray) -> "Proposal":
+        """The same with only a share of each site's change."""
+        return replace(self, changes=self.changes.scale_rows(shares), shares=shares)
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a rule has to say of one site after a fold, in words that follow the site's name.
+
+    A `strike` counts against the site; with `quarantine` it is not asked again at once.
+    """
+
+    site: int
+    words: str
+    strike: bool = False
+    quarantine: bool = False
+
+
+@dataclass(frozen=True)
+class FreeEnergy:
+    """An estimate of the free energy whenever every site has reported again.
+
+    `error` says how far off it probably is. `shortfalls` has, for each site, by how much its value is short of what its
+    proposals promised, and how many nats the posterior had moved by then.
+    """
+
+    value: float
+    error: float = 0.0
+    shortfalls: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+
+class RuleState:
+    """A rule in one run. This one leaves everything as it is; a rule overrides what it needs."""
+
+    def admit(self, update: Update, version: int) -> None:
+        """Refuse an update with an `UpdateRefused`, before it is written down; `version` is the posterior's."""
+
+    def apply(self, proposal: Proposal) -> Proposal:
+        """What is left of a proposal."""
+        return proposal
+
+    def allows(self, old: Family, new: Family) -> bool:
+        """Whether a fold may move the posterior from one density to the other; if not, less is taken."""
+        return True
+
+    def observe(self, seen: FreeEnergy) -> None:
+        """The free energy of the posterior is known anew; asked before the fold that follows."""
+
+    def settle(self, taken: np.ndarray) -> Sequence[Remark]:
+        """After a fold: the share of what `apply` gave that was taken of each site. Gives remarks on sites."""
+        return ()
+
+    def holds(self, site: int) -> bool:
+        """Whether a site is held back now, so that it does not make up for earlier strikes."""
+        return False
+
+    def forgive(self, site: int) -> None:
+        """An operator says that a site may be asked again: it begins anew."""
+
+
+class Rule(Protocol):
+    """One step that updates pass, ready for any run."""
+
+    def init(self, setup: Setup) -> RuleState:
+        """The state of this rule in a run."""
+        ...
+
+
+Allowed = Callable[[Family], bool]

@@ -1,0 +1,250 @@
+"""How much of a proposed change is taken: ρ in (0, 1], where 1 takes it whole.
+
+(The paper's appendix calls a higher damping factor a slower update; here it is the other way round.)
+Whatever a damping rule asks for, later rules leave less of it where the posterior would go too far or become improper.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from partita.errors import InputError
+from partita.families import Family
+from partita.foundation.checks import check_share, is_number
+from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
+
+# Falls of fewer nats say nothing: quadrature makes values and gradients disagree by as much near a fixed point.
+NEGLIGIBLE = 1e-6
+# After so many steps back in a row, the better free energy of before cannot be had again; after a few, one site may be
+# the reason.
+MOST_RETURNS, FEW_RETURNS = 8, 2
+# A site is to blame for a fall if nobody else's part in it is a quarter of it, and if its values fall short of what it
+# proposed half as steeply again as when that happened first: honest values do not, where steps are shorter. If it has
+# moved by less than `NEAREST`, nothing has moved, and nobody is to blame.
+PART, STEEPER, NEAREST = 0.25, 1.5, 1e-12
+
+
+@dataclass
+class Damper(RuleState):
+    """A damping rule in one run. This one asks for the same share of everything, always."""
+
+    # The share of the latest proposals that was asked for.
+    share: float
+
+    def apply(self, proposal: Proposal) -> Proposal:
+        return replace(proposal, changes=proposal.changes**self.share, wanted=self.share)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same share; None stands for one over the number of sites."""
+
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.value is not None:
+            check_share(damping=self.value)
+
+    def init(self, setup: Setup) -> Damper:
+        return Damper(1 / setup.sites if self.value is None else self.value)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Starts at 1/M where sites work at once and at 1 where they take turns.
+
+    Grows while the estimated free energy improves, and shrinks when it falls. Where the fall is certain, because all
+    sites have evaluated one posterior, the step that caused it is taken back to the new share instead of another. Where
+    sites report with noise (Monte Carlo, mini-batches) the estimates are smoothed, and nothing is taken back.
+    """
+
+    grow: float = 1.5
+    regrow: float = 1.1
+    shrink: float = 0.5
+    caution: float = 0.5
+
+    def init(self, setup: Setup) -> "AutoDamper":
+        first = 1 / setup.sites if setup.parallel else 1.0
+        return AutoDamper(
+            first,
+            settings=self,
+            current=first,
+            smallest=min(1e-3, 0.1 / setup.sites),
+            blame=Blame(self.shrink, self.regrow),
+            smooth=Smooth() if setup.stochastic else None,
+        )
+
+
+@dataclass
+class Smooth:
+    """A running mean of noisy free energies, and of how far they lie from it."""
+
+    mean: float | None = None
+    spread: float = 0.0
+
+    def add(self, value: float) -> tuple[float, float]:
+        if self.mean is None:
+            self.mean = value
+        self.spread = 0.8 * self.spread + 0.2 * abs(value - self.mean)
+        self.mean = 0.8 * self.mean + 0.2 * value
+        return self.mean, self.spread
+
+
+@dataclass
+class Blame:
+    """Which site alone made the free energy fall, if one did, and what sites are held back for it."""
+
+    shrink: float
+    regrow: float
+    # The site that is to blame for the latest fall, and the one that may be.
+    blamed: int | None = None
+    suspect: int | None = None
+    # The share of everybody's share that sites have which were to blame.
+    held: dict[int, float] = field(default_factory=dict)
+    # For suspects, how steeply their values fell short at first, and how much less all were asked for since.
+    steepness: dict[int, float] = field(default_factory=dict)
+    forgone: dict[int, float] = field(default_factory=dict)
+
+    def find(self, fall: float, shortfalls: Mapping[int, tuple[float, float]], returns: int) -> None:
+        """Look for the one site without whose shortfall nothing would have fallen.
+
+        What an honest site proposes falls short by what a first order leaves out: by a quarter as much for half the
+        step, and in proportion to the nats that it moves. Such a site is not blamed, and all are asked for less; unless
+        that does not help twice.
+        """
+        self.blamed = None
+        if returns == 0:
+            self.suspect = _find_suspect(fall, shortfalls)
+        if self.suspect is None:
+            return
+        short, later = shortfalls.get(self.suspect, (0.0, 0.0))
+        steepness = short / max(later, NEAREST)
+        known = self.steepness.setdefault(self.suspect, steepness)
+        if returns >= FEW_RETURNS or (returns == 0 and steepness >= STEEPER * known):
+            self.blamed = self.suspect
+            self.held[self.blamed] = self.held.get(self.blamed, 1.0) * self.shrink
+        else:
+            self.forgone[self.suspect] = self.forgone.get(self.suspect, 1.0) * self.shrink
+
+    def relax(self) -> None:
+        """The free energy has not fallen: sites that are held back get some of their share again."""
+        self.held = {site: min(1.0, share * self.regrow) for site, share in self.held.items()}
+
+
+def _find_suspect(fall: float, shortfalls: Mapping[int, tuple[float, float]]) -> int | None:
+    """The site whose shortfall is all of a fall, if nobody else has much of a part in it."""
+    parts = sorted(shortfalls, key=lambda site: shortfalls[site][0], reverse=True)
+    if len(parts) < 3 or not math.isfinite(fall):
+        return None
+    first, second = (shortfalls[site][0] for site in parts[:2])
+    alone = first >= fall and second < PART * fall
+    return parts[0] if alone and shortfalls[parts[0]][1] > NEAREST else None
+
+
+@dataclass
+class AutoDamper(Damper):
+    """`current` is the share to ask for next; `share` what was asked for last: nothing, when a step is taken back."""
+
+    settings: Auto
+    current: float
+    smallest: float
+    blame: Blame
+    smooth: Smooth | None = None
+    best: float | None = None
+    best_uncertainty: float = 0.0
+    has_fallen: bool = False
+    taking_back: bool = False
+    returns: int = 0
+    # The latest step that was taken, and whose changes it was made of.
+    applied: Family | None = None
+    sites: list[int] = field(default_factory=list)
+    # Whether only what the blamed site did is taken back.
+    returning: bool = False
+
+    def observe(self, seen: FreeEnergy) -> None:
+        self.blame.blamed, self.returning = None, False
+        # Neither of the two free energies that are compared is known exactly.
+        free_energy, uncertainty = seen.value, seen.error + self.best_uncertainty
+        if self.smooth is not None and math.isfinite(free_energy):
+            free_energy, spread = self.smooth.add(free_energy)
+            uncertainty += 2 * spread
+        certain = uncertainty == 0 and self.smooth is None
+        tolerated = uncertainty + NEGLIGIBLE + 1e-10 * abs(self.best or 0.0)
+        fallen = self.best is not None and not free_energy >= self.best - tolerated
+        if fallen and self.best is not None:
+            self.blame.find(self.best - free_energy, seen.shortfalls, self.returns)
+        if self.blame.blamed is not None:
+            self.current = min(1.0, self.current / self.blame.forgone.pop(self.blame.blamed, 1.0))
+            self.returning = certain and self.applied is not None
+            if self.returning:
+                # Others go on from where the site had led them: what was before is not to be had at once.
+                self.best = None
+                return
+        elif fallen:
+            self.current = max(self.smallest, self.current * self.settings.shrink)
+            self.has_fallen = True
+            self.taking_back = certain and self.returns < MOST_RETURNS and self.applied is not None
+            if self.taking_back or not math.isfinite(free_energy):
+                return
+        elif self.best is not None:
+            self._grow(uncertainty)
+        # A value that could not be compared with those before is what those after it are compared with.
+        self.best, self.best_uncertainty = free_energy, seen.error if math.isfinite(seen.error) else 0.0
+
+    def _grow(self, uncertainty: float) -> None:
+        factor = self.settings.regrow if self.has_fallen else self.settings.grow
+        # Where a fall is noticed late, and cannot be taken back, growth is slower.
+        power = 1.0 if uncertainty == 0 else self.settings.caution
+        self.current = min(1.0, self.current * factor**power)
+        self.blame.relax()
+
+    def apply(self, proposal: Proposal) -> Proposal:
+        # A step of other sites cannot be taken back from these.
+        if self.taking_back and self.applied is not None and list(proposal.sites) == self.sites:
+            self.taking_back, self.share = False, 0.0
+            self.returns += 1
+            changes = self.applied ** (self.settings.shrink - 1)
+            self.applied = self.applied**self.settings.shrink
+        else:
+            self.taking_back, self.share, self.returns = False, self.current, 0
+            changes = self._step(proposal)
+        return replace(proposal, changes=changes, wanted=self.share)
+
+    def _step(self, proposal: Proposal) -> Family:
+        """The next step; where one site alone is to blame for a fall, with that site's part of the last one undone."""
+        sites, before, blamed = list(proposal.sites), self.applied, self.blame.blamed
+        shares = np.array([self.blame.held.get(site, 1.0) for site in sites])
+        if self.returning and blamed in sites and sites == self.sites and before is not None:
+            own = np.array([site == blamed for site in sites])
+            self.applied = (proposal.changes**self.current).scale_rows(np.where(own, 0.0, shares))
+            return self.applied * before.scale_rows(np.where(own, -1.0, 0.0))
+        self.applied, self.sites = (proposal.changes**self.current).scale_rows(shares), sites
+        return self.applied
+
+    def settle(self, taken: np.ndarray) -> list[Remark]:
+        if self.share > 0 and self.applied is not None:
+            self.applied = self.applied.scale_rows(taken)
+        if self.blame.blamed is None or self.smooth is not None:
+            return []
+        words = "its updates alone made the free energy fall, and it is held back"
+        return [Remark(self.blame.blamed, words, strike=True)]
+
+    def holds(self, site: int) -> bool:
+        return self.blame.held.get(site, 1.0) < 1
+
+
+def as_damping(value: Any) -> Rule:
+    """A damping rule from a number, "1/M", "auto", or such a rule."""
+    if callable(getattr(value, "init", None)):
+        rule: Rule = value
+        return rule
+    if value == "auto":
+        return Auto()
+    if value == "1/M":
+        return Fixed(None)
+    if is_number(value):
+        return Fixed(float(value))
+    raise InputError(f'damping: expected a number in (0, 1], "1/M" or "auto", got {value!r}')
