@@ -206,7 +206,7 @@ def section(question: Question, python: str | None) -> str:
     seconds = time.perf_counter() - began
     theirs = question.pooled(question.table)
     bambi = ask_bambi(python, question) if python and question.group else {}
-    about = f"`{question.formula}`, {question.family}, {len(found.sites)} sites."
+    about = f"`{question.formula}`, {question.family}, {len(found.counts)} sites."
     last = found.result.history[-1]
     summary = (
         f"Beside {'bambi' if bambi else question.anchor}: "
