@@ -1,10 +1,7 @@
 """`partita run CONFIG.toml`: a run described in a file, checked key by key."""
 
-import dataclasses
-import difflib
-import inspect
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +9,19 @@ import numpy as np
 
 from partita import datasets
 from partita.errors import ConfigError, InputError
-from partita.foundation.checks import is_whole
-from partita.foundation.files import MOST_SETTINGS, read_file
 from partita.foundation.foreign import parse_toml
 from partita.foundation.plain import Row
-from partita.foundation.text import clean
-from partita.models import REGISTRY as MODELS
+from partita.foundation.settings_files import SettingsFile, Table, read_settings_file
 from partita.models import AbstractModel
 from partita.server.hyper import LearnHyper
 from partita.server.rules import as_damping
 from partita.server.schedules import REGISTRY as SCHEDULES
 from partita.server.schedules import Schedule
-from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
+from partita.wire.recipe import ModelChoice, read_seed, read_solver
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Data:
     """A data set by name, or a CSV file with a header and the column to predict; for a regression, a file per site.
 
@@ -42,7 +36,7 @@ class Data:
     standardise: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Partition:
     """How rows are spread over sites."""
 
@@ -51,7 +45,7 @@ class Partition:
     concentration: float = 0.3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Formula:
     """A regression on tables of sites, and other formulas to compare it with."""
 
@@ -64,13 +58,13 @@ class Formula:
     level: float = 0.95
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Config:
     """A whole run: of a model, or of a regression."""
 
     data: Data
     partition: Partition
-    model: tuple[str, dict[str, Any]] | None
+    model: ModelChoice | None
     regression: Formula | None
     solver: Solver | None
     schedule: Schedule | None
@@ -80,34 +74,33 @@ class Config:
 
 
 SECTIONS = ("data", "partition", "model", "regression", "solver", "schedule", "hyper")
-# Characters of a name that is looked for, or guessed at.
-MOST_NAME = 200
-# Settings of models that follow from the data, or that a file cannot hold.
-DERIVED = ("features", "classes", "layers", "params", "given_prior")
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
     """From a TOML file and `section.key=value` settings that take precedence."""
-    reader, tables = read_tables(path)
+    file, tables = read_settings_file(path)
     for setting in settings:
         _apply_setting(tables, setting)
-    return reader.config(tables)
+    file.check_sections(tables, SECTIONS, ("damping", "seed"))
+    if "data" not in tables:
+        raise ConfigError(f"{path}: [data] is missing: give a name ({', '.join(datasets.NAMES)}) or a path")
+    data = file.build("data", Data, tables["data"])
+    partition = file.build("partition", Partition, tables.get("partition", {}))
+    by_formula = "regression" in tables
+    return Config(
+        data=data,
+        partition=partition,
+        model=None if by_formula else ModelChoice.read(file, tables.get("model", {})),
+        regression=_read_regression(file, tables) if by_formula else None,
+        solver=read_solver(file, tables),
+        schedule=None if by_formula and "schedule" not in tables else read_schedule(file, tables),
+        hyper=read_hyper(file, tables),
+        damping=read_damping(file, tables),
+        seed=read_seed(file, tables),
+    )
 
 
-def read_tables(path: Path) -> tuple["Reader", dict[str, Any]]:
-    """What a TOML file says, and a reader of it that can name the place."""
-    try:
-        text = read_file(path, MOST_SETTINGS).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise ConfigError(f"{path}: {reason}") from None
-    try:
-        return Reader(path, text), parse_toml(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _apply_setting(tables: dict[str, Any], setting: str) -> None:
+def _apply_setting(tables: Table, setting: str) -> None:
     name, equals, value = setting.partition("=")
     keys = name.strip().split(".")
     if not equals or not all(keys) or len(keys) > 2:
@@ -122,154 +115,36 @@ def _apply_setting(tables: dict[str, Any], setting: str) -> None:
     table[keys[-1]] = parsed
 
 
-class Reader:
-    """Turns tables into settings; every complaint names the file, the line and the key."""
-
-    def __init__(self, path: Path, text: str = ""):
-        self.path, self.lines = path, text.splitlines()
-
-    def config(self, tables: dict[str, Any]) -> Config:
-        self.sections(tables, SECTIONS, ("damping", "seed"))
-        if "data" not in tables:
-            raise ConfigError(f"{self.path}: [data] is missing: give a name ({', '.join(datasets.NAMES)}) or a path")
-        by_formula = "regression" in tables
-        for section in ("partition", "model", "solver", "hyper") if by_formula else ():
-            if section in tables:
-                raise self.error("", section, "does not go with [regression], which has what it needs: leave it out")
-        return Config(
-            data=self.build("data", Data, tables["data"]),
-            partition=self.build("partition", Partition, tables.get("partition", {})),
-            model=None if by_formula else self.model(tables.get("model", {})),
-            regression=self.regression(tables) if by_formula else None,
-            solver=self.named("solver", SOLVERS, tables["solver"], "fixed-point") if "solver" in tables else None,
-            schedule=self.schedule(tables.get("schedule"), by_formula),
-            hyper=self.hyper(tables.get("hyper")),
-            damping=self.damping(tables.get("damping", "auto")),
-            seed=self.seed(tables.get("seed", 0)),
-        )
-
-    def regression(self, tables: dict[str, Any]) -> Formula:
-        table = dict(tables["regression"])
-        others = table.get("compare", [])
-        if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
-            raise self.error("regression", "compare", f"expected a list of formulas, got {others!r}")
-        if "formula" not in table:
-            raise self.error("", "regression", 'needs a formula, such as formula = "ill ~ age + C(clinic)"')
-        if "sites" not in tables["data"]:
-            raise self.error("", "data", 'needs the tables of sites, such as sites = "data/*.csv"')
-        return self.build("regression", Formula, table | {"compare": tuple(others)})
-
-    def schedule(self, table: dict[str, Any] | None, by_formula: bool) -> Schedule | None:
-        if table is None and by_formula:
-            return None
-        return self.named("schedule", SCHEDULES, table or {}, "synchronous")
-
-    def sections(self, tables: dict[str, Any], sections: Sequence[str], keys: Sequence[str] = ()) -> None:
-        """Nothing but these, and sections that are sections."""
-        self.known("", tables, (*sections, *keys))
-        for name in sections:
-            if not isinstance(tables.get(name, {}), dict):
-                raise self.error("", name, f"expected a section [{name}]")
-
-    def damping(self, value: Any) -> Any:
-        try:
-            as_damping(value)
-        except InputError as error:
-            raise self.error("", "damping", str(error).removeprefix("damping: ")) from None
-        return value
-
-    def seed(self, value: Any) -> int:
-        if not is_whole(value, 0) or value >= 2**32:
-            raise self.error("", "seed", f"expected a whole number from 0 to 2**32 - 1, got {value!r}")
-        return value
-
-    def model(self, table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        name = self._name("model", MODELS, table, None)
-        rest = {key: value for key, value in table.items() if key != "name"}
-        kind: Any = MODELS[name]
-        known = {f.name: f.type for f in dataclasses.fields(kind) if f.name not in DERIVED}
-        sizes = inspect.signature(kind.for_data).parameters.values()
-        known |= {size.name: size.annotation for size in sizes if size.kind is size.KEYWORD_ONLY}
-        self.known("model", rest, list(known))
-        for key, value in rest.items():
-            if "Sequence" in str(known[key]):
-                if not isinstance(value, list) or not all(is_whole(item, 1) for item in value):
-                    raise self.error("model", key, f"expected a list of whole numbers, got {value!r}")
-            else:
-                self._typed("model", key, value, known[key])
-        return name, rest
-
-    def hyper(self, table: dict[str, Any] | None) -> LearnHyper | None:
-        if table is None:
-            return None
-        if isinstance(table.get("names"), list):
-            table = {**table, "names": tuple(map(str, table["names"]))}
-        elif "names" in table:
-            self._typed("hyper", "names", table["names"], str)
-        if "prior" in table and not isinstance(table["prior"], dict):
-            raise self.error("hyper", "prior", "expected a section [hyper.prior]")
-        return self.build("hyper", LearnHyper, table)
-
-    def named(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str) -> Any:
-        name = self._name(section, registry, table, default)
-        return self.build(section, registry[name], {key: value for key, value in table.items() if key != "name"})
-
-    def _name(self, section: str, registry: dict[str, type], table: dict[str, Any], default: str | None) -> str:
-        name = table.get("name", default)
-        if not isinstance(name, str) or name not in registry:
-            given = "is missing" if name is None else f"{name!r} is not known"
-            raise self.error(section, "name", f"{given}: use one of {', '.join(registry)}{_meant(name, registry)}")
-        return name
-
-    def build(self, section: str, kind: type, table: dict[str, Any]) -> Any:
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        self.known(section, table, list(fields))
-        for key, value in table.items():
-            if not isinstance(value, tuple) and "Mapping" not in str(fields[key].type):
-                self._typed(section, key, value, fields[key].type)
-        try:
-            return kind(**table)
-        except InputError as error:
-            raise ConfigError(f"{self.path}: [{section}] {error}") from None
-
-    def _typed(self, section: str, key: str, value: Any, kind: Any) -> Any:
-        """Reject values of an obviously wrong type; the classes themselves check ranges."""
-        options = {"int": int, "float": int | float, "bool": bool, "str": str}
-        text = getattr(kind, "__name__", str(kind)) if isinstance(kind, type) else str(kind)
-        allowed = [options[name] for name in re.findall(r"\b(int|float|bool|str)\b", text)]
-        fits = any(isinstance(value, a) and isinstance(value, bool) == (a is bool) for a in allowed)
-        if allowed and not fits and "Literal" not in text:
-            raise self.error(section, key, f"expected {text}, got {value!r}")
-        return value
-
-    def known(self, section: str, table: dict[str, Any], known: Sequence[str]) -> None:
-        for key in table:
-            if key not in known:
-                hint = _meant(key, known) or f": known are {', '.join(known)}"
-                raise self.error(section, key, f"is not a known key{hint}")
-
-    def error(self, section: str, key: str, problem: str) -> ConfigError:
-        name = f"[{section}] {clean(key)}" if section else clean(key)
-        line = self._line(section, key)
-        return ConfigError(f"{self.path}{f':{line}' if line else ''}: {name} {problem}")
-
-    def _line(self, section: str, key: str) -> int | None:
-        current = ""
-        if len(key) > MOST_NAME:
-            return None
-        for number, line in enumerate(self.lines, 1):
-            if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-                current = header[1].strip()
-                if not section and current == key:
-                    return number
-            elif current == section and re.match(rf"\s*{re.escape(key)}\s*=", line):
-                return number
-        return None
+def _read_regression(file: SettingsFile, tables: Table) -> Formula:
+    """The section [regression], which has what a regression needs, but for its tables."""
+    for section in ("partition", "model", "solver", "hyper"):
+        if section in tables:
+            raise file.error("", section, "does not go with [regression], which has what it needs: leave it out")
+    if "formula" not in tables["regression"]:
+        raise file.error("", "regression", 'needs a formula, such as formula = "ill ~ age + C(clinic)"')
+    if "sites" not in tables["data"]:
+        raise file.error("", "data", 'needs the tables of sites, such as sites = "data/*.csv"')
+    return file.build("regression", Formula, tables["regression"])
 
 
-def _meant(name: Any, known: Any) -> str:
-    close = difflib.get_close_matches(str(name)[:MOST_NAME], list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+def read_schedule(file: SettingsFile, tables: Table) -> Schedule:
+    """The section [schedule] of a file; synchronous rounds, if there is none."""
+    return file.build_named("schedule", SCHEDULES, tables.get("schedule", {}), "synchronous")
+
+
+def read_hyper(file: SettingsFile, tables: Table) -> LearnHyper | None:
+    """The section [hyper] of a file; None, where no hyperparameters are learnt."""
+    return file.build("hyper", LearnHyper, tables["hyper"]) if "hyper" in tables else None
+
+
+def read_damping(file: SettingsFile, tables: Table) -> float | str:
+    """The key `damping` of a file."""
+    value = tables.get("damping", "auto")
+    try:
+        as_damping(value)
+    except InputError as error:
+        raise file.error("", "damping", str(error).removeprefix("damping: ")) from None
+    return value
 
 
 def load_data(config: Config, folder: Path) -> tuple[tuple, tuple, Row | None]:
@@ -311,9 +186,4 @@ def _read(data: Data, folder: Path, seed: int) -> tuple[tuple, tuple]:
 def build_model(config: Config, X: np.ndarray, y: np.ndarray) -> AbstractModel:
     """The model, with what follows from the data filled in."""
     assert config.model is not None
-    name, settings = config.model
-    kind: Any = MODELS[name]
-    try:
-        return kind.for_data(X, y, **settings)
-    except (InputError, TypeError) as error:
-        raise ConfigError(f"[model] {error}") from None
+    return config.model.build(X, y)

@@ -96,7 +96,7 @@ def test_run_resume_report(config, tmp_path):
     ("change", "complaint"),
     [
         (("rounds = 4", "roundz = 4"), "wine.toml:16: [schedule] roundz is not a known key; did you mean rounds?"),
-        (("rounds = 4", "rounds = 'x'"), "wine.toml:16: [schedule] rounds expected int, got 'x'"),
+        (("rounds = 4", "rounds = 'x'"), "wine.toml:16: [schedule] rounds expected a whole number, got 'x'"),
         (("rounds = 4", "rounds = 0"), "[schedule] schedule: rounds: expected a whole number of at least 1, got 0"),
         (("[schedule]", "[schedul]"), "wine.toml:14: schedul is not a known key; did you mean schedule?"),
         (('"synchronous"', '"sync"'), "[schedule] name 'sync' is not known: use one of sequential"),
@@ -110,7 +110,7 @@ def test_run_resume_report(config, tmp_path):
         (("[schedule]", "[hyper]\nprior = 3\n[schedule]"), "wine.toml:15: [hyper] prior expected a section"),
         (
             ("[schedule]", "[hyper.prior]\nnoise = 3\n[schedule]"),
-            "[hyper] LearnHyper: prior of noise: expected a median",
+            "[hyper] prior expected a list, got {'noise': 3}",
         ),
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",

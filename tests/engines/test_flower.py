@@ -290,8 +290,8 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     ours.until(lambda: ours.version() >= 6)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         metrics = answer.read().decode()
-    assert "partita_serving 1\n" in metrics
-    assert 'partita_site_ready{site="b"} 1\n' in metrics
+    assert "partita_serving 1.0\n" in metrics
+    assert 'partita_site_ready{site="b"} 1.0\n' in metrics
     ours.kill_server()
     assert ours.status()["state"] == "stopped"
     assert "there is a run already" in ours.command("serve", ours.folder, code=2)
@@ -353,13 +353,13 @@ def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(fede
 BROKEN = """
 import sys
 from pathlib import Path
-from partita.federation import site
-from partita.federation.processes import run_site
+from partita.site.answers import Site
+from partita.site.process import run_site
 
-good = site.Site.answer
+good = Site.answer
 def garbage(self, kind, request):
     return {"payload": b"\\x00" * 64} if kind == "refine" else good(self, kind, request)
-site.Site.answer = garbage
+Site.answer = garbage
 run_site(Path(sys.argv[1]), print, accepts=True)
 """
 

@@ -33,9 +33,11 @@ from partita.cli import app
 from partita.config import read_config
 from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpdate, RunMismatch, StorageError
 from partita.federation.folders import ServerFolder, ServerSettings
-from partita.federation.state import logger, read_state, serve_metrics, write_state
-from partita.formulas.tables import read_sites
+from partita.federation.metrics import serve_metrics
+from partita.federation.state import read_state, write_state
 from partita.foundation.files import read_json
+from partita.foundation.logs import open_log as logger
+from partita.foundation.loopback import MOST_CONNECTIONS
 from partita.foundation.runtime import cache_compilation
 from partita.foundation.text import clean
 from partita.launch import write_run_report
@@ -43,12 +45,12 @@ from partita.models import prior_of
 from partita.report import write_report
 from partita.report.follower import Follower
 from partita.report.live import served
-from partita.report.loopback import MOST_CONNECTIONS
 from partita.report.measures import write_measures
 from partita.report.terminal import table_of
 from partita.server import storage
 from partita.server.rules.chain import Chain
 from partita.server.schedules import Asynchronous, Synchronous
+from partita.site.tables import read_sites
 from partita.studies.faults import torn_payloads
 from partita.wire.messages import Notice, decode_update
 

@@ -35,17 +35,18 @@ from partita.errors import (
     PolicyRefusal,
     StorageError,
 )
-from partita.federation.folders import held, new_federation, read_server, read_site
-from partita.federation.keys import read_public_key
+from partita.federation.folders import read_server
+from partita.federation.metrics import format_metrics as prometheus
+from partita.federation.new import make_federation as new_federation
 from partita.federation.processes import stop
-from partita.federation.recipe import Recipe
-from partita.federation.state import Requests, prometheus, read_state, write_state
+from partita.federation.state import Requests, read_state, write_state
 from partita.fitting import prepare
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
-from partita.formulas.tables import read_sites, read_table
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json, parse_toml
+from partita.foundation.keys import read_public_key
+from partita.foundation.locks import hold_lock as held
 from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
 from partita.server import storage
@@ -53,6 +54,9 @@ from partita.server.schedules import Synchronous
 from partita.server.settings import Settings
 from partita.site.consent import Consent
 from partita.site.policy import Policy
+from partita.site.settings import read_site
+from partita.site.tables import read_sites, read_table
+from partita.wire.recipe import Recipe
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
@@ -532,7 +536,7 @@ def of_message(folder):
         text = path.read_text(errors="surrogatepass")
         Consent(home).check(text, accepts=True)
         (home / "run" / "accepted.json").unlink()
-        assert Recipe.parsed(text).greeting
+        assert Recipe.parse(text).greeting
 
     path = folder / "recipe"
     path.write_text(json.dumps(RECIPE))
@@ -715,7 +719,7 @@ def test_29_networks_that_nobody_could_use_are_refused_before_they_are_made(tmp_
     hidden = {"columns": FEDERATION["columns"], "model": {"name": "network", "hidden": layers[1:-1]}}
     if len(layers) > 2:
         with pytest.raises(ConfigError, match="layers: expected at most 100 of them"):
-            _ = Recipe.parsed(json.dumps(hidden)).model
+            _ = Recipe.parse(json.dumps(hidden)).model
 
 
 @pytest.mark.parametrize("number", [b"-1", b"0", b"x", b"", b"99999999999999999999"])

@@ -17,18 +17,24 @@ import partita as pt
 from partita.cli import app as commands
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError, StorageError
-from partita.families.stacks import stacked
+from partita.families import Family
 from partita.federation import link
-from partita.federation.folders import held, new_federation, private, read_server, read_site
-from partita.federation.processes import logged
-from partita.federation.site import CANNOT, Site
-from partita.federation.state import logger, request
+from partita.federation.folders import read_server
+from partita.federation.new import make_federation as new_federation
+from partita.federation.state import request
+from partita.foundation.locks import hold_lock as held
+from partita.foundation.locks import private_folder as private
+from partita.foundation.logs import open_log as logger
 from partita.models import prior_of
 from partita.server.ledger import Ledger
 from partita.server.rules import FreeEnergy, Proposal, Setup, as_damping
+from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent
-from partita.wire.messages import encode_question, encode_task
-from partita.wire.questions import RECORD
+from partita.site.process import log_answers as logged
+from partita.site.settings import read_site
+from partita.wire.codec import encode_question
+from partita.wire.messages import encode_task
+from partita.wire.questions import RECORD, Evaluate
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -70,7 +76,7 @@ def change(path, old, new):
 def question(recipe, kind="evaluate"):
     model = recipe.model
     prior = prior_of(model, model.hyper)
-    payload = encode_question(prior, model.hyper) if kind == "evaluate" else b""
+    payload = encode_question(Evaluate(prior, model.hyper)) if kind == "evaluate" else b""
     if kind == "refine":
         (task,) = Ledger(prior, 2).dispatch([0], model.hyper)
         payload = encode_task(task)
@@ -83,7 +89,7 @@ def question(recipe, kind="evaluate"):
 def test_02_a_site_tries_again_when_a_connection_breaks_and_says_what_was_wrong(monkeypatch):
     httpx = pytest.importorskip("httpx")
     pytest.importorskip("flwr")
-    from partita.federation import node
+    from partita.site import node
 
     monkeypatch.setattr(node, "WAIT", 0.0)
     tried = []
@@ -127,7 +133,7 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
     prior = prior_of(model, model.hyper)
 
     def proposal(sites):
-        changes = stacked([prior**0.1 for _ in sites])
+        changes = Family.stack([prior**0.1 for _ in sites])
         return Proposal(sites, changes, changes, prior, prior, 0, None)
 
     damping = as_damping("auto").init(Setup(3, parallel=True))
@@ -136,7 +142,7 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
     damping.observe(FreeEnergy(-20.0, 0.0))
     asked = damping.apply(proposal([0, 1, 2])).changes
     assert damping.share == pytest.approx(1 / 6)
-    np.testing.assert_allclose(asked.precision, (stacked([prior] * 3) ** (0.1 / 6)).precision)
+    np.testing.assert_allclose(asked.precision, (Family.stack([prior] * 3) ** (0.1 / 6)).precision)
     # The same sites again: half of the step is taken back.
     damping.observe(FreeEnergy(-30.0, 0.0))
     back = damping.apply(proposal([0, 1, 2])).changes
@@ -267,8 +273,8 @@ def guarded(tmp_path_factory):
 
 
 def test_17_only_sites_get_answers_and_only_at_their_routes(guarded, tmp_path):
-    from partita.federation.keys import write_site_key
     from partita.federation.link import FOR_SITES
+    from partita.foundation.keys import write_site_key
 
     server, gate = guarded
     write_site_key(tmp_path / "stranger.key", tmp_path / "stranger.pub")
@@ -339,7 +345,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
     from flwr.app import ConfigRecord, Metadata, RecordDict
     from flwr.app.message import make_message
 
-    from partita.federation.node import _replied
+    from partita.site.node import _replied
 
     asked = []
 

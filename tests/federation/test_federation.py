@@ -1,5 +1,6 @@
 """What a federation's server and sites do, without the network between them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,19 +13,25 @@ import pytest
 
 import partita as pt
 from partita._version import __version__
-from partita.config import Reader
 from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
-from partita.federation.commands import Watch
-from partita.federation.folders import _federation_text, _site_text, held, holder, read_server, read_site
-from partita.federation.recipe import Recipe
-from partita.federation.site import Site, read_table
-from partita.federation.state import Requests, prometheus, read_state, request, write_state
+from partita.federation.folders import read_server
+from partita.federation.metrics import format_metrics
+from partita.federation.new import federation_file_text
+from partita.federation.serving import Watch
+from partita.federation.state import Requests, read_state, request, write_state
 from partita.fitting import prepare
+from partita.foundation.locks import hold_lock, lock_holder
+from partita.foundation.settings_files import SettingsFile
 from partita.models import prior_of
 from partita.report.posterior import in_units, intervals
 from partita.server.ledger import Ledger
 from partita.server.schedules import Board
-from partita.wire.messages import decode_update, encode_question, encode_task
+from partita.site.answers import Site, read_table
+from partita.site.settings import read_site, site_file_text
+from partita.wire.codec import encode_question
+from partita.wire.messages import decode_update, encode_task
+from partita.wire.questions import Evaluate
+from partita.wire.recipe import Recipe
 
 FEATURES = ("age", "bmi")
 GENERATOR = np.random.default_rng(0)
@@ -37,7 +44,7 @@ def server(tmp_path):
     folder = tmp_path / "server"
     (folder / "sites").mkdir(parents=True)
     (folder / "federation.toml").write_text(
-        _federation_text(["a", "b"], "127.0.0.1:9092", FEATURES, "ill", "logistic-regression")
+        federation_file_text(["a", "b"], "127.0.0.1:9092", FEATURES, "ill", "logistic-regression")
     )
     for site in ("a", "b"):
         (folder / "sites" / f"{site}.pub").write_text("a key")
@@ -51,7 +58,7 @@ def folder(tmp_path):
     folder.mkdir()
     for name in ("ca.crt", "site.key"):
         (folder / name).write_text("")
-    (folder / "site.toml").write_text(_site_text("b", "127.0.0.1:9092", FEATURES, "ill") + 'age = "YEARS"\n')
+    (folder / "site.toml").write_text(site_file_text("b", "127.0.0.1:9092", FEATURES, "ill") + 'age = "YEARS"\n')
     rows = [f"{bmi!r},someone,{ill!r},{age!r}" for (age, bmi), ill in zip(X.tolist(), Y.tolist(), strict=True)]
     (folder / "data.csv").write_text("\n".join(["bmi,name,ill,YEARS", *rows]) + "\n")
     return folder
@@ -64,7 +71,8 @@ def change(path, old, new):
 
 
 def test_a_site_answers_as_it_would_in_process(server, folder):
-    recipe = read_server(server).recipe
+    given = read_server(server)
+    recipe = given.recipe
     greeting = {**recipe.greeting, "site": 1}
     site, model = Site(folder, accepts=True), recipe.model
     assert site.answer("about", {**greeting, "payload": b""}) == {"payload": np.float64(30).tobytes()}
@@ -72,14 +80,15 @@ def test_a_site_answers_as_it_would_in_process(server, folder):
     (task,) = Ledger(prior, 2).dispatch([1], model.hyper)
     payload = site.answer("refine", {**greeting, "payload": encode_task(task)})["payload"]
     update = decode_update(1, 0, payload, prior)
-    run, shards = prepare(model, [(X, Y)], recipe.settings)
+    run, shards = prepare(model, [(X, Y)], given.settings)
     run.engine.open(run.job(), shards)
     run.engine.submit(run.ledger.dispatch([0], model.hyper), 0.0)
     (there,) = run.engine.collect()
     for a, b in zip(update.change.__dict__.values(), there.change.__dict__.values(), strict=True):
         np.testing.assert_array_equal(a, b)
-    asked = {**greeting, "payload": encode_question(prior, model.hyper)}
-    assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.evaluate(prior, model.hyper)[0]
+    question = Evaluate(prior, model.hyper)
+    asked = {**greeting, "payload": encode_question(question)}
+    assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.ask(question)[0].value
 
 
 def test_what_is_wrong_at_a_site_is_said(server, folder):
@@ -130,7 +139,7 @@ def scaled(server):
 
 
 def test_columns_are_scaled_the_same_everywhere(server, folder):
-    columns = Recipe.parsed(scaled(server).text).columns
+    columns = Recipe.parse(scaled(server).text).columns
     inputs, _ = read_table(read_site(folder), columns)
     np.testing.assert_allclose(inputs, (X - [1.0, 2.0]) / [2.0, 4.0])
 
@@ -219,11 +228,50 @@ def test_folders_that_are_none(tmp_path, folder):
 
 def test_the_same_settings_are_the_same_model_in_another_process(server):
     recipe = read_server(server).recipe
-    program = "import sys; from partita.federation.recipe import Recipe; print(Recipe.parsed(sys.argv[1]).digest)"
+    program = "import sys; from partita.wire.recipe import Recipe; print(Recipe.parse(sys.argv[1]).digest)"
     other = subprocess.run([sys.executable, "-c", program, recipe.text], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == recipe.digest
     tables = {"columns": {"features": ["age"], "target": "ill"}, "model": {"name": "logistic-regression"}}
-    assert Recipe.read(Reader(server), tables).digest != recipe.digest
+    assert Recipe.read(SettingsFile(server), tables).digest != recipe.digest
+
+
+# What `partita accept` wrote when recipes named schedules, too; and what a server sent then.
+FORMER = {
+    "columns": {"features": ["age", "bmi"], "target": "ill"},
+    "model": {"name": "logistic-regression"},
+    "hyper": {"names": ["prior_scale"]},
+    "seed": 3,
+}
+
+
+@pytest.fixture
+def former(server):
+    """A server whose recipe is that of `FORMER`."""
+    change(server / "federation.toml", "# Sites are told", "seed = 3\n# Sites are told")
+    change(server / "federation.toml", "[schedule]", '[hyper]\nnames = ["prior_scale"]\n[schedule]')
+    return read_server(server).recipe
+
+
+def test_what_was_accepted_before_recipes_were_split_is_still_accepted(former, folder):
+    (folder / "run").mkdir()
+    (folder / "run" / "accepted.json").write_text(json.dumps({"recipe": FORMER, "name": "0" * 32}))
+    site = Site(folder)
+    assert "payload" in site.answer("about", {**former.greeting, "site": 1, "payload": b""}), site.problem
+
+
+def test_a_message_of_another_schedule_is_another_job(former, folder):
+    """Where a server sends less than sites need, the digests of both differ, and the site says what to do."""
+    tables = json.loads(former.text)
+    assert (tables.pop("waits"), tables.pop("once")) == (True, False)
+    assert "schedule" not in tables
+    greeting = {**former.greeting, "site": 1, "payload": b""}
+    site = Site(folder, accepts=True)
+    assert "payload" in site.answer("about", {**greeting, "recipe": json.dumps(tables)})
+    assert (
+        "builds another model"
+        in site.answer("about", {**greeting, "recipe": json.dumps({**tables, "once": True})})["error"]
+    )
+    assert "true or false" in site.answer("about", {**greeting, "recipe": json.dumps({**tables, "once": 1})})["error"]
 
 
 def test_requests_stay_until_they_are_in_the_journal(server):
@@ -255,19 +303,19 @@ def test_a_quarantined_site_comes_back_only_when_somebody_says_so():
 
 def test_one_process_at_a_time(tmp_path):
     place = tmp_path / "lock"
-    assert holder(place) is None
-    with held(place):
-        assert holder(place) == os.getpid()
-        with pytest.raises(StorageError, match=f"process {os.getpid()} is at work here"), held(place):
+    assert lock_holder(place) is None
+    with hold_lock(place):
+        assert lock_holder(place) == os.getpid()
+        with pytest.raises(StorageError, match=f"process {os.getpid()} is at work here"), hold_lock(place):
             pass
-    assert holder(place) is None
-    with held(place):
+    assert lock_holder(place) is None
+    with hold_lock(place):
         pass
 
 
 def test_a_server_says_whom_it_waits_for(server, monkeypatch, capsys):
     monkeypatch.setattr("partita.telemetry.FIRST_LINE", 0.0)
-    with Watch(quiet=False, json=False) as watch:
+    with Watch() as watch:
         watch(read_state(read_server(server)))
     assert "not started: 0 of 2 sites ready, not a, b" in capsys.readouterr().err
 
@@ -280,10 +328,10 @@ def test_metrics_and_state(server):
     write_state(folder, {"state": "running", "version": 7, "accepted": 0.5, "sites": [row]})
     state = read_state(folder)
     assert state["state"] == "stopped"
-    text = prometheus(state)
-    assert "partita_serving 0\n" in text
-    assert "# TYPE partita_version_total counter\npartita_version_total 7\n" in text
-    assert 'partita_site_updates_total{site="a"} 3\n' in text
+    text = format_metrics(state)
+    assert "partita_serving 0.0\n" in text
+    assert "# TYPE partita_version_total counter\npartita_version_total 7.0\n" in text
+    assert 'partita_site_updates_total{site="a"} 3.0\n' in text
     assert "last_seen" not in text
     (folder.run / "state.json").write_text("{")
     with pytest.raises(CorruptStorage, match="it can be deleted"):

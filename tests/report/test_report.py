@@ -20,16 +20,17 @@ from scipy.stats import t
 import partita as pt
 from browser import BINARY, Browser
 from partita.errors import CorruptStorage, InputError, StorageError
-from partita.federation.folders import _federation_text
+from partita.federation.new import federation_file_text
+from partita.foundation import loopback
 from partita.launch import follow_run, write_run_report
 from partita.models import prior_of
-from partita.report import Chart, Curve, Report, loopback, write_report
+from partita.report import Chart, Curve, Report, write_report
 from partita.report.charts import COLOURS, ON_DARK, bars
 from partita.report.follower import Follower, Sample
 from partita.report.live import served
 from partita.report.measures import Measures, calibration, read_measures, write_measures
 from partita.report.page import MOST_ROWS, columns, shown
-from partita.report.posterior import intervals, name_of
+from partita.report.posterior import intervals
 from partita.report.terminal import view, watch
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 
@@ -180,11 +181,16 @@ def test_intervals_of_any_family():
     assert (low[0], middle[0], high[0]) == pytest.approx((1 - 3.92, 1, 1 + 3.92), abs=1e-3)
     noisy = pt.models.LinearRegression(features=2, noise=None)
     tree, low, middle, high = intervals(prior_of(noisy, noisy.hyper))
-    assert [name_of(noisy, tree, place) for place in range(4)] == ["weight 0", "weight 1", "intercept", "precision"]
+    assert [noisy.parameter_name(tree, place) for place in range(4)] == [
+        "weight 0",
+        "weight 1",
+        "intercept",
+        "precision",
+    ]
     assert (low[3], middle[3], high[3]) == pytest.approx(tuple(t(3).ppf([0.9875, 0.75, 0.5125]) ** -2), rel=0.5)
     network = pt.models.Network([2, 3, 2])
     tree, low, _, _ = intervals(network.start)
-    assert len({name_of(network, tree, place) for place in range(len(low))}) == len(low) == 17
+    assert len({network.parameter_name(tree, place) for place in range(len(low))}) == len(low) == 17
 
 
 def luminance(colour):
@@ -420,7 +426,7 @@ def test_a_federation_is_watched_by_the_names_of_its_sites(tmp_path):
     names = ["north", "south", "east"]
     (tmp_path / "sites").mkdir()
     (tmp_path / "federation.toml").write_text(
-        _federation_text(names, "127.0.0.1:9092", ("age", "bmi"), "ill", "linear-regression")
+        federation_file_text(names, "127.0.0.1:9092", ("age", "bmi"), "ill", "linear-regression")
     )
     for name in names:
         (tmp_path / "sites" / f"{name}.pub").write_text("a key")

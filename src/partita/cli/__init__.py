@@ -12,10 +12,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import typer
 
 from partita._version import __version__
+from partita.cli.federation import federation
 from partita.cli.methods import show_published_methods
 from partita.cli.runs import run_commands
 from partita.cli.study import paper_studies, studies
-from partita.federation.commands import federation
 
 app = typer.Typer(
     name="partita",

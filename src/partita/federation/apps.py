@@ -1,4 +1,4 @@
-"""What Flower runs: `server`, with the ledger. Sites run `partita.federation.node`, and nothing that they are sent."""
+"""What Flower runs: `server`, with the ledger. Sites run `partita.site.node`, and nothing that they are sent."""
 
 from pathlib import Path
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from partita.errors import EngineError
 from partita.federation.folders import ServerFolder
-from partita.federation.keys import read_key, read_public_key
 from partita.federation.link import HERE, operator_token
+from partita.foundation.keys import read_key, read_public_key
 
 APP = b"""\
 [project]

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partita.federation.folders import ServerFolder, read_server, split_address
-from partita.federation.keys import canonical_key, read_key, read_public_key
+from partita.federation.folders import ServerFolder, read_server
+from partita.foundation.keys import canonical_key, read_key, read_public_key
+from partita.foundation.network import split_address
 from partita.models import prior_of
 from partita.wire.messages import largest
 
@@ -27,7 +28,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUSH, OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
-# What `partita.federation.node` calls: a site neither registers itself nor fetches apps.
+# What `partita.site.node` calls: a site neither registers itself nor fetches apps.
 FOR_SITES = frozenset(
     {
         "/v1/fleet/activate-node",

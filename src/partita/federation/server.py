@@ -7,10 +7,12 @@ from typing import Any
 
 from partita.engines.flower import Flower, Peer
 from partita.errors import EngineError, PartitaError, Stalled
-from partita.federation.folders import ServerFolder, held, holder, read_server
-from partita.federation.keys import canonical_key, read_public_key
-from partita.federation.state import Requests, State, about, logger, write_state
+from partita.federation.folders import ServerFolder, read_server
+from partita.federation.state import Requests, State, about, write_state
 from partita.fitting import fit
+from partita.foundation.keys import canonical_key, read_public_key
+from partita.foundation.locks import hold_lock, lock_holder
+from partita.foundation.logs import open_log
 from partita.foundation.plain import Row
 from partita.server.events import Event
 
@@ -23,7 +25,7 @@ class Reporter:
 
     def __init__(self, folder: ServerFolder, attempt: str):
         self._folder, self._attempt = folder, attempt
-        self._log = logger(folder.run, "log")
+        self._log = open_log(folder.run, "log")
         self._state: State = "waiting for sites"
         self._row: Row = {}
         self._sites: dict[int, Row] = {site: {} for site in range(len(folder.sites))}
@@ -33,7 +35,7 @@ class Reporter:
     def watch(self, peers: Sequence[Peer]) -> None:
         """Called by the engine at every look."""
         # Without an attempt, somebody has started Flower's commands by hand.
-        if self._attempt and holder(self._folder.run / "serve.lock") is None:
+        if self._attempt and lock_holder(self._folder.run / "serve.lock") is None:
             raise EngineError("`partita serve` is not there any more")
         self._peers = peers
         for peer in peers:
@@ -72,7 +74,7 @@ def run(grid: Any, path: Path, attempt: str) -> None:
     folder = read_server(path)
     reporter = Reporter(folder, attempt)
     try:
-        with held(folder.run / "server.lock", PATIENCE):
+        with hold_lock(folder.run / "server.lock", PATIENCE):
             reporter.write()
             _run(grid, folder, reporter)
     except Stalled as error:
@@ -103,7 +105,7 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     result = fit(
         folder.recipe.model,
         folder.sites,
-        replace(folder.recipe.settings, engine=engine, limits=folder.limits),
+        replace(folder.settings, engine=engine),
         run_dir=folder.run,
         resume=True,
         callbacks=[reporter],

@@ -1,7 +1,7 @@
 """Text that others wrote, made fit to be shown: names, levels and reasons from sites, tables and files."""
 
-# Characters of a name or a reason, and of a whole error with all that it quotes.
-MOST, MOST_OF_ERROR = 200, 4000
+# Characters of a name, of why a site is away or not asked again, and of a whole error with all that it quotes.
+MOST, MOST_REASON, MOST_OF_ERROR = 200, 1000, 4000
 
 
 def clean(text: object, most: int = MOST, lines: bool = False) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from partita.errors import InputError, StorageError
+from partita.foundation.loopback import LoopbackHandler, LoopbackServer
 from partita.foundation.plain import to_json
 from partita.report.follower import Follower
-from partita.report.loopback import LoopbackHandler, LoopbackServer
 from partita.report.page import contents, page
 
 # Seconds between looks at the folder, and between signs of life.
@@ -64,10 +64,25 @@ class Channel:
             yield f"event: state\ndata: {state}\n\n"
             heard = number
 
-    def close(self) -> None:
-        with self.changed:
-            self.is_open = False
-            self.changed.notify_all()
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Look again and again, in a thread; in the end, nobody waits any more."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(LOOK):
+                self.look()
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            with self.changed:
+                self.is_open = False
+                self.changed.notify_all()
+            thread.join()
 
 
 class Handler(LoopbackHandler):
@@ -105,21 +120,5 @@ def served(follower: Follower, port: int = 0) -> Iterator[str]:
         server = Server(port, channel)
     except (OSError, OverflowError) as error:
         raise InputError(f"--port {port}: {getattr(error, 'strerror', error)}: use another port") from None
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(LOOK):
-            channel.look()
-
-    threads = [threading.Thread(target=work, daemon=True) for work in (server.serve_forever, look)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield server.url
-    finally:
-        ended.set()
-        channel.close()
-        server.shutdown()
-        server.server_close()
-        for thread in threads:
-            thread.join()
+    with server.running() as url, channel.following():
+        yield url

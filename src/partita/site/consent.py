@@ -5,15 +5,16 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from partita.errors import MalformedMessage, PolicyRefusal
+from partita.errors import InputError, MalformedMessage, PolicyRefusal
 from partita.foundation.fields import Check, anything, entries, fields, text, whole
 from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
 from partita.foundation.foreign import parse_object
 from partita.site.policy import Policy
-from partita.wire.questions import Question
+from partita.site.settings import read_site
+from partita.wire.recipe import KEYS, SECTIONS, Recipe
 
 # Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
-PINNED = ("columns", "model", "solver", "hyper", "seed")
+PINNED = (*SECTIONS, *KEYS)
 # The most letters of a recipe.
 LONGEST = 100_000
 Pinned = dict[str, Any]
@@ -66,7 +67,7 @@ class Consent:
             )
             raise PolicyRefusal(f"{what}. To look at what is proposed, and accept it: partita accept {self._folder}")
 
-    def count(self, kind: Question, policy: Policy) -> None:
+    def count(self, kind: str, policy: Policy) -> None:
         """Count what is about to be answered; refused, if that is more than the policy allows."""
         limits = {"refine": policy.most_tasks, "evaluate": policy.most_questions}
         if kind not in limits:
@@ -82,6 +83,26 @@ class Consent:
                 f"raise {key} in [policy] of site.toml, if that is right"
             )
         _write(self._used, {**used, kind: number})
+
+
+def read_proposal(folder: Path) -> Pinned:
+    """What a server has proposed to the site of a folder; an error that says so, if there is nothing to accept."""
+    consent = Consent(read_site(folder).path)
+    proposed = consent.proposed
+    if proposed is None:
+        known = "nothing new is proposed" if consent.accepted else "no server has proposed anything yet"
+        raise InputError(f"{folder}: {known}; it is noted here when one asks, while this runs: partita site {folder}")
+    # What is no recipe is never answered, whoever has put it there.
+    Recipe.parse(json.dumps(proposed))
+    return proposed
+
+
+def describe_proposal(proposed: Pinned) -> list[str]:
+    """A proposal as the person of a site is shown it, a line for each section.
+
+    With escapes of JSON: nothing in it is obeyed by a terminal, and nothing is left out.
+    """
+    return [f"{name}: {json.dumps(section)}" for name, section in proposed.items()]
 
 
 def pinned(text: str) -> Pinned:

@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.families import MeanField
-from partita.families.gaussian import MeanFieldMoments
-from partita.foundation.runtime import Array, on_host, precision
+from partita.families.mean_field import MeanFieldMoments
+from partita.foundation.runtime import Array, on_host, precision, ravel
 from partita.gp.beliefs import PRIOR_SCALE, exponentials, mirrored_normals
 from partita.gp.kernels import SquaredExponential
 from partita.gp.likelihoods import Probit
@@ -57,7 +56,7 @@ class FrozenClassifier:
 
         if not hasattr(self, "beliefs_"):
             self.beliefs_ = Beliefs(np.empty((0, X.shape[1])), np.empty(0), np.empty((0, 0)))
-            logs, self.unravel = ravel_pytree({k: np.log(v) for k, v in GP.initial(X.shape[1]).items()})
+            logs, self.unravel = ravel({k: np.log(v) for k, v in GP.initial(X.shape[1]).items()})
             self.location_, self.scale_ = np.asarray(logs, float), np.full(len(logs), PRIOR_SCALE)
         new = KMeans(min(self.points, len(X)), n_init=4, random_state=self.seed).fit(X).cluster_centers_
         with precision(np.float64):
@@ -69,7 +68,7 @@ class FrozenClassifier:
 
     @property
     def pseudo_points_(self) -> np.ndarray:
-        return self.beliefs_.points
+        return np.asarray(self.beliefs_.points)
 
     def hyperparameter_draws(self, number: int) -> dict[str, np.ndarray]:
         drawn = self._draw(number)

@@ -3,7 +3,8 @@
 import socket
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -103,6 +104,18 @@ class LoopbackServer(ThreadingHTTPServer):
         """Whoever goes away is not missed."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, address)
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Serve in a thread, at the address that is given, until the context ends."""
+        thread = threading.Thread(target=self.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield self.url
+        finally:
+            self.shutdown()
+            self.server_close()
+            thread.join()
 
     @property
     def url(self) -> str:

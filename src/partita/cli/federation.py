@@ -1,0 +1,152 @@
+"""Commands of federations: of servers, and of sites (`partita site` and `accept`)."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita.cli.options import Quiet
+
+federation = typer.Typer()
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
+SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")]
+SiteName = Annotated[str, typer.Argument(metavar="SITE")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Metrics = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Prometheus metrics at http://127.0.0.1:PORT/metrics.")
+]
+
+
+@federation.command("new-federation")
+def new_federation(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    sites: Annotated[str, typer.Option(help="Names of sites, separated by commas.")] = "a,b,c",
+    address: Annotated[str, typer.Option(help="Where sites will reach the server, host:port.")] = "127.0.0.1:9092",
+    features: Annotated[str, typer.Option(help="Columns to predict from, separated by commas.")] = "x1,x2",
+    target: Annotated[str, typer.Option(help="The column to predict.")] = "y",
+    model: Annotated[str, typer.Option(help="As in `partita run`.")] = "logistic-regression",
+) -> None:
+    """Make the folder of a server and one for every site, with keys and certificates."""
+    from partita.engines.flower import import_flower
+    from partita.federation.new import make_federation
+
+    import_flower()
+    for path in make_federation(folder, _split(sites), address, _split(features), target.strip(), model):
+        typer.echo(path)
+    typer.echo(f"read {folder / 'README.md'} next")
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+@federation.command()
+def serve(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: Json = False) -> None:
+    """Run a federation's server until its run is finished."""
+    _serve(folder, False, metrics, quiet, json)
+
+
+@federation.command()
+def resume(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: Json = False) -> None:
+    """Carry on with a run, after `partita stop`, a crash, or with more rounds."""
+    _serve(folder, True, metrics, quiet, json)
+
+
+def _serve(folder: Path, resume: bool, metrics: int | None, quiet: bool, json: bool) -> None:
+    from partita.federation.serving import EXIT_CODES, Watch, describe_end, open_server, run_server
+    from partita.foundation.plain import to_json
+
+    server = open_server(folder, resume)
+    if not quiet and not json:
+        typer.echo(f"server at {server.server.address}, for {', '.join(server.sites)}; Ctrl-C ends it", err=True)
+    with Watch(quiet, _echo_at_once if json else None) as watch:
+        state = run_server(server, watch, metrics)
+    if json:
+        typer.echo(to_json({"event": "summary", **state}))
+    else:
+        typer.echo(describe_end(server, state), err=state["state"] != "finished")
+    raise typer.Exit(EXIT_CODES.get(state["state"], 0))
+
+
+def _echo_at_once(line: str) -> None:
+    typer.echo(line)
+    sys.stdout.flush()
+
+
+@federation.command()
+def site(
+    folder: SiteFolder,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Accept what the server proposes first, if nothing has been accepted.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Be a site: wait for a server's tasks, and answer them from the data here."""
+    from partita.site.process import run_site
+
+    run_site(folder, lambda words: None if quiet else typer.echo(f"{datetime.now():%H:%M:%S} {words}"), accept)
+    typer.echo(f"stopped; nothing is lost. Go on with: partita site {folder}", err=True)
+
+
+@federation.command()
+def accept(
+    folder: SiteFolder, yes: Annotated[bool, typer.Option("--yes", help="Accept without being asked.")] = False
+) -> None:
+    """Look at what a server proposes to a site, and accept it; the site answers that and nothing else."""
+    from partita.site.consent import Consent, describe_proposal, read_proposal
+
+    proposed = read_proposal(folder)
+    for line in describe_proposal(proposed):
+        typer.echo(line)
+    if not yes and not typer.confirm("Shall this site answer that?"):
+        raise typer.Exit(1)
+    Consent(folder).accept(proposed)
+    typer.echo("accepted; the server asks again by itself, at first after some seconds, later every few minutes")
+
+
+@federation.command()
+def status(folder: Folder, json: Json = False) -> None:
+    """How a federation is doing: sites, rounds, bytes; who is quarantined, and why."""
+    from partita.federation.folders import read_server
+    from partita.federation.status import describe_problems, describe_progress, read_status, tabulate_sites
+    from partita.foundation.plain import to_json
+    from partita.report.terminal import print_table
+
+    found = read_status(read_server(folder))
+    if json:
+        typer.echo(to_json(found))
+        return
+    typer.echo(f"{folder}: " + "\n".join(describe_progress(found)))
+    if found["sites"]:
+        print_table("", tabulate_sites(found))
+    for line in describe_problems(found):
+        typer.echo(line)
+
+
+@federation.command()
+def stop(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A server's or a site's folder.")]) -> None:
+    """End the server or the site of a folder in good order; `resume` goes on."""
+    from partita.federation.processes import stop as end
+    from partita.telemetry import Progress
+
+    with Progress(f"ending {folder}"):
+        number = end(folder)
+    typer.echo(f"{folder}: nobody is at work here" if number is None else f"{folder}: process {number} has ended")
+
+
+@federation.command()
+def retire(folder: Folder, site: SiteName) -> None:
+    """Divide a site's factor out of the posterior, for good; the others refine."""
+    from partita.federation.state import ask_server
+
+    typer.echo(ask_server(folder, site, "retired"))
+
+
+@federation.command()
+def readmit(folder: Folder, site: SiteName) -> None:
+    """Ask a site again that was quarantined."""
+    from partita.federation.state import ask_server
+
+    typer.echo(ask_server(folder, site, "readmitted"))

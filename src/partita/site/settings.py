@@ -1,0 +1,83 @@
+"""A site's own file, site.toml: who it is, whom it answers and how far, where its data are, which column is which."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.errors import ConfigError
+from partita.foundation.files import is_file
+from partita.foundation.network import split_address
+from partita.foundation.settings_files import read_settings_file
+from partita.site.policy import Policy
+
+SITE = "site.toml"
+KEYS = ("name", "server", "data", "certificate", "key")
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What a site's file says, with paths in its folder."""
+
+    path: Path
+    name: str
+    server: str
+    data: Path
+    certificate: Path
+    key: Path
+    columns: dict[str, str]
+    policy: Policy
+
+
+def read_site(path: Path) -> SiteSettings:
+    """A site's folder, with every complaint naming file, line and key."""
+    # What is there, but is no file, is for whoever reads it to tell.
+    if not os.path.lexists(path / SITE):
+        raise ConfigError(f"{path}: has no {SITE}: ask whoever runs the server for yours")
+    file, tables = read_settings_file(path / SITE)
+    file.check_sections(tables, ("columns", "policy"), KEYS)
+    for key in KEYS:
+        if not isinstance(tables.get(key), str):
+            raise file.error("", key, "is missing, or not in quotes")
+    names = tables.get("columns", {})
+    split_address(tables["server"])
+    base = path.resolve()
+    settings = SiteSettings(
+        path=base,
+        name=tables["name"],
+        server=tables["server"],
+        data=base / tables["data"],
+        certificate=base / tables["certificate"],
+        key=base / tables["key"],
+        columns=file.convert("columns", names, dict.fromkeys(names, str)),
+        policy=file.build("policy", Policy, tables.get("policy", {})),
+    )
+    for key in ("certificate", "key"):
+        if not is_file(getattr(settings, key)):
+            raise file.error("", key, f"no such file: {getattr(settings, key)}")
+    return settings
+
+
+def site_file_text(site: str, address: str, features: Sequence[str], target: str) -> str:
+    """What the file of a new site says. Strings are written as in JSON, but for its escapes."""
+    quoted = [json.dumps(one, ensure_ascii=False) for one in (site, address, features[0] if features else target)]
+    return f"""\
+name = {quoted[0]}
+server = {quoted[1]}
+# A CSV file with a header, which never leaves this machine.
+data = "data.csv"
+certificate = "ca.crt"
+key = "site.key"
+
+# What this site is willing to answer, whatever the server asks.
+[policy]
+fewest_rows = 10
+most_parameters = 10000
+most_tasks = 1000
+most_questions = 50
+
+# Only where your names of columns differ from the federation's:
+[columns]
+# {quoted[2]} = "YOUR_NAME"
+"""

@@ -1,0 +1,204 @@
+"""What a server and its sites have to agree on: columns, model, solver. Sites are told it with every message.
+
+Schedule, damping and how hyperparameters are learnt are the server's own affair. What sites have to know of them is
+here too: whether they send their share of the hyperparameters' gradient, whether a round waits for all, and whether
+every site is asked only once, which decides what solver is chosen where none is named.
+"""
+
+import hashlib
+import inspect
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Self, get_type_hints
+
+import numpy as np
+from msgspec import Meta
+
+from partita._version import __version__
+from partita.errors import ConfigError, InputError, MalformedMessage
+from partita.expectations import choose
+from partita.foundation.checks import check_count, is_number
+from partita.foundation.descriptions import describe
+from partita.foundation.foreign import parse_object
+from partita.foundation.plain import Row
+from partita.foundation.settings_files import SettingsFile, Table, without_name
+from partita.models import REGISTRY as MODELS
+from partita.models import AbstractModel, prior_of
+from partita.solvers import REGISTRY as SOLVERS
+from partita.solvers import Solver
+from partita.solvers.choice import choose_solver
+from partita.wire.job import Job
+from partita.wire.naming import SiteNames
+
+# Sections and keys of a federation's file that sites are told as they stand there. Of [hyper] they only read whether it
+# is there; the person of a site is shown all of it.
+SECTIONS, KEYS = ("columns", "model", "solver", "hyper"), ("seed",)
+# Settings of models that follow from the data, or that a file cannot hold.
+DERIVED = ("features", "classes", "layers", "params", "given_prior")
+Seed = Annotated[int, Meta(ge=0, lt=2**32)]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What every site's table has to have, under these names or its own.
+
+    `centre` is subtracted and what is left divided by `scale`, column by column, the same at every site.
+    """
+
+    features: tuple[str, ...]
+    target: str
+    centre: tuple[float, ...] | None = None
+    scale: tuple[float, ...] | None = None
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        names = (*self.features, self.target)
+        if not self.features or not all(names):
+            raise InputError("features: expected names of columns")
+        if len(set(names)) < len(names):
+            raise InputError("features: a column is named twice, or is the target too")
+        check_count("", classes=self.classes)
+        for name in ("centre", "scale"):
+            numbers = getattr(self, name)
+            if numbers is not None and (len(numbers) != len(self.features) or not all(map(is_number, numbers))):
+                raise InputError(f"{name}: expected {len(self.features)} numbers, one per feature")
+        if self.scale is not None and any(number <= 0 for number in self.scale):
+            raise InputError("scale: expected positive numbers")
+
+    @classmethod
+    def read(cls, file: SettingsFile, table: Table) -> Self:
+        """The section [columns] of a file."""
+        for name in ("features", "target"):
+            if name not in table:
+                raise file.error("columns", name, "is missing: name the columns that every site has")
+        return file.build("columns", cls, table)
+
+    @property
+    def design(self) -> Row:
+        """How rows of a site's table become inputs of the model: kept with the result."""
+        number = len(self.features)
+        return {
+            "columns": list(self.features),
+            "target": self.target,
+            "centre": list(self.centre or [0.0] * number),
+            "unit": list(self.scale or [1.0] * number),
+        }
+
+    def scale_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Features of a site's table as inputs of the model."""
+        design = self.design
+        return (rows - np.asarray(design["centre"])) / np.asarray(design["unit"])
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model by its name, and what a file says of it; its size follows from data."""
+
+    name: str
+    settings: Table
+
+    @classmethod
+    def read(cls, file: SettingsFile, table: Table) -> Self:
+        """The section [model] of a file."""
+        name = file.read_name("model", MODELS, table)
+        kind: Any = MODELS[name]
+        hints, sizes = get_type_hints(kind), get_type_hints(kind.for_data)
+        known = {field.name: hints[field.name] for field in fields(kind) if field.name not in DERIVED}
+        parameters = inspect.signature(kind.for_data).parameters.values()
+        known |= {one.name: sizes[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY}
+        return cls(name, file.convert("model", without_name(table), known))
+
+    def build(self, X: np.ndarray, y: np.ndarray) -> AbstractModel:
+        """The model, with what follows from the data filled in."""
+        kind: Any = MODELS[self.name]
+        try:
+            return kind.for_data(X, y, **self.settings)
+        except (InputError, TypeError) as error:
+            raise ConfigError(f"[model] {error}") from None
+
+
+def read_solver(file: SettingsFile, tables: Table) -> Solver | None:
+    """The section [solver] of a file; None, where the solver is left to be chosen."""
+    return file.build_named("solver", SOLVERS, tables["solver"], "fixed-point") if "solver" in tables else None
+
+
+def read_seed(file: SettingsFile, tables: Table) -> int:
+    """The key `seed` of a file."""
+    return file.convert("", {"seed": tables.get("seed", 0)}, {"seed": Seed})["seed"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that has to be the same at the server and at every site; `text` is how it travels."""
+
+    text: str
+    columns: Columns
+    model_choice: ModelChoice
+    solver: Solver | None
+    seed: int
+    learns_hyper: bool
+    waits: bool = True
+    once: bool = False
+
+    @classmethod
+    def read(cls, file: SettingsFile, tables: Table, waits: bool = True, once: bool = False) -> Self:
+        """From sections of a federation's file, of which others may hold more; and what its schedule does.
+
+        Args:
+            file: where the sections come from.
+            tables: the sections.
+            waits: whether a round waits for all who were asked.
+            once: whether every site is asked only once.
+        """
+        shared = {name: tables[name] for name in (*SECTIONS, *KEYS) if name in tables}
+        file.check_sections(shared, SECTIONS, KEYS)
+        try:
+            text = json.dumps({**shared, "waits": waits, "once": once}, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{file.path}: dates and numbers that are not finite cannot be used") from None
+        return cls(
+            text=text,
+            columns=Columns.read(file, shared.get("columns", {})),
+            model_choice=ModelChoice.read(file, shared.get("model", {})),
+            solver=read_solver(file, shared),
+            seed=read_seed(file, shared),
+            learns_hyper="hyper" in shared,
+            waits=waits,
+            once=once,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From what a message carries; what else it may hold is not looked at."""
+        try:
+            tables = parse_object(text)
+        except ValueError as error:
+            raise MalformedMessage(f"recipe: cannot be read: {error}") from None
+        waits, once = tables.get("waits", True), tables.get("once", False)
+        if not isinstance(waits, bool) or not isinstance(once, bool):
+            raise MalformedMessage("recipe: cannot be read: `waits` and `once` have to be true or false")
+        return cls.read(SettingsFile(Path("the server's settings")), tables, waits, once)
+
+    @cached_property
+    def model(self) -> AbstractModel:
+        # Models take their size from data; this is a row as every site has them.
+        return self.model_choice.build(np.zeros((1, len(self.columns.features))), np.array([self.columns.classes - 1]))
+
+    @cached_property
+    def job(self) -> Job:
+        """What sites need to know before their first task."""
+        expectation = choose(self.model, prior_of(self.model, self.model.hyper), None)
+        solver = choose_solver(expectation, self.solver, once=self.once)
+        return Job(self.model, solver, expectation, self.seed, self.learns_hyper, self.waits, SiteNames())
+
+    @cached_property
+    def digest(self) -> str:
+        """Of everything that decides what a site computes; the same only where the same code builds the same model."""
+        return hashlib.sha256(json.dumps(describe(self.job), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def greeting(self) -> dict[str, str]:
+        """What messages carry, so that a site can build the model and find out whether it is the same one."""
+        return {"recipe": self.text, "digest": self.digest, "version": __version__}
