@@ -88,10 +88,16 @@ def describe(edges: dict[Edge, int]) -> str:
     ]
     counts = f"{kinds.count('algebra')} of them algebra of densities, {kinds.count('read')} reads of a property"
     total = f"{len(edges)} hand-offs between {len(modules)} modules: {counts}, {kinds.count('')} others"
-    rooms = sum(
-        not kind and room_of(caller) != room_of(callee) for (caller, callee), kind in zip(edges, kinds, strict=True)
-    )
-    return "\n".join([*lines, total, f"{rooms} of the others are between rooms: a folder below the server is one room"])
+    others = [edge for edge, kind in zip(edges, kinds, strict=True) if not kind]
+    between = [edge for edge in others if folder_of(edge[0]) != folder_of(edge[1])]
+    pairs = {(folder_of(caller), folder_of(callee)) for caller, callee in between}
+    within = f"of the others, {len(between)} leave their folder or file, along {len(pairs)} ways from one to another"
+    return "\n".join([*lines, total, within])
+
+
+def folder_of(name: str) -> str:
+    """The part that a function belongs to: `server.rules` for all files of that folder, `server.ledger` for a file."""
+    return ".".join(module_of(name).split(".")[:3])
 
 
 def kind_of(callee: str) -> str:
@@ -103,12 +109,6 @@ def kind_of(callee: str) -> str:
     for part in callee.removeprefix(f"{module}.").split("."):
         found = inspect.getattr_static(found, part, None)
     return "read" if isinstance(found, property) else ""
-
-
-def room_of(name: str) -> str:
-    """A module; modules of one folder below the server are one room."""
-    parts = module_of(name).split(".")
-    return ".".join(parts[:3] if parts[1] == "server" else parts)
 
 
 def module_of(name: str) -> str:
