@@ -59,4 +59,4 @@ class Moments:
         return Affine(np.asarray(self.mean, float), np.where(self._varies(scale), scale, 1.0))
 
     def _varies(self, scale: np.ndarray) -> np.ndarray:
-        return scale > 1e-12 * np.abs(self.mean)
+        return np.asarray(scale > 1e-12 * np.abs(self.mean))

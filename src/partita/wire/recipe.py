@@ -89,7 +89,7 @@ class Columns:
     def scale_rows(self, rows: np.ndarray) -> np.ndarray:
         """Features of a site's table as inputs of the model."""
         design = self.design
-        return (rows - np.asarray(design["centre"])) / np.asarray(design["unit"])
+        return np.asarray((rows - np.asarray(design["centre"])) / np.asarray(design["unit"]))
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,10 @@ class ModelChoice:
         """The model, with what follows from the data filled in."""
         kind: Any = MODELS[self.name]
         try:
-            return kind.for_data(X, y, **self.settings)
+            model: AbstractModel = kind.for_data(X, y, **self.settings)
         except (InputError, TypeError) as error:
             raise ConfigError(f"[model] {error}") from None
+        return model
 
 
 def read_solver(file: SettingsFile, tables: Table) -> Solver | None:
@@ -126,7 +127,7 @@ def read_solver(file: SettingsFile, tables: Table) -> Solver | None:
 
 def read_seed(file: SettingsFile, tables: Table) -> int:
     """The key `seed` of a file."""
-    return file.convert("", {"seed": tables.get("seed", 0)}, {"seed": Seed})["seed"]
+    return int(file.convert("", {"seed": tables.get("seed", 0)}, {"seed": Seed})["seed"])
 
 
 @dataclass(frozen=True)
