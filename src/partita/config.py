@@ -86,7 +86,7 @@ SECTIONS = ("data", "partition", "model", "regression", "solver", "schedule", "h
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
-    """From a TOML file and `section.key=value` settings that take precedence."""
+    """Read a TOML file, and `section.key=value` settings that take precedence."""
     file, tables = read_settings_file(path)
     for setting in settings:
         _apply_setting(tables, setting)

@@ -14,13 +14,13 @@ from typing import Any
 from partita.foundation.foreign import parse_object
 
 StrPath = str | os.PathLike[str]
-# For the owner alone, whatever the umask.
+# Permissions for the owner alone, whatever the umask.
 FOLDER, FILE = 0o700, 0o600
 # Bytes of what people write by hand, of what a run writes about itself, and of a table.
 MOST_SETTINGS, MOST_NOTES, MOST_TABLE = 1_000_000, 20_000_000, 10_000_000_000
-# Of a line of a table.
+# Bytes of a line of a table.
 MOST_LINE = 16_000_000
-# Of a journal's database; large updates are beside it.
+# Bytes of a journal's database; large updates are beside it.
 MOST_JOURNAL = 1_000_000_000_000
 
 
@@ -110,14 +110,14 @@ def sync_folder(folder: StrPath) -> None:
 
 def check_size(path: StrPath, most: int) -> None:
     """That a file is one, and not larger than this: before somebody else's reader is let at it."""
-    _checked(os.stat(path), most)
+    _check_status(os.stat(path), most)
 
 
 def read_file(path: StrPath, most: int) -> bytes:
     """All of a file that has at most so many bytes; never of a pipe or a device, where reading may not end."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        size = _checked(os.fstat(handle), most)
+        size = _check_status(os.fstat(handle), most)
         with os.fdopen(handle, "rb", closefd=False) as stream:
             return stream.read(size)
     finally:
@@ -148,7 +148,7 @@ def is_file(path: StrPath) -> bool:
         return False
 
 
-def _checked(status: os.stat_result, most: int) -> int:
+def _check_status(status: os.stat_result, most: int) -> int:
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):

@@ -145,7 +145,7 @@ class Recipe:
 
     @classmethod
     def read(cls, file: SettingsFile, tables: Table, waits: bool = True, once: bool = False) -> Self:
-        """From sections of a federation's file, of which others may hold more; and what its schedule does.
+        """Read a recipe from sections of a federation's file, which may have more; and from what its schedule does.
 
         Args:
             file: where the sections come from.
@@ -172,7 +172,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From what a message carries; what else it may hold is not looked at."""
+        """Read a recipe from what a message carries; what else it may hold is not looked at."""
         try:
             tables = parse_object(text)
         except ValueError as error:
@@ -196,7 +196,7 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """Of everything that decides what a site computes; the same only where the same code builds the same model."""
+        """Tells whether two sides compute the same: a digest of the model and the solver that this code builds."""
         return hashlib.sha256(json.dumps(describe(self.job), sort_keys=True).encode()).hexdigest()
 
     @property
