@@ -5,6 +5,7 @@ PartitaError
 ├── InputError (ValueError)      data, arguments or settings that cannot be used
 │   ├── ShardError               a site's data
 │   ├── ConfigError              a configuration file
+│   ├── MissingCapability        a density that cannot do what is asked of it
 │   └── MissingData              a data file that is not here
 ├── MissingExtra (ImportError)   a package that is not installed, of an extra
 ├── FamilyMismatch (TypeError)   densities that cannot be multiplied
@@ -76,6 +77,10 @@ class ShardError(SiteError, InputError):
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), (self.site, self.argument, self.problem, *self._others)
+
+
+class MissingCapability(InputError):
+    """A density cannot do what is asked of it; says which families can."""
 
 
 class ConfigError(InputError):

@@ -13,7 +13,6 @@ from partita.foundation.checks import import_extra
 from partita.foundation.plain import Row
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper
-from partita.models.linear import LinearPredictor
 from partita.shards import Shard
 
 CHAINS = 4
@@ -31,7 +30,7 @@ def inference_data(
     """Draws of the posterior, and what they say about these shards: log likelihoods and new observations."""
     for_params, for_data = jax.random.split(key)
     params = posterior.sample(for_params, (-(-draws // CHAINS) * CHAINS,))
-    groups: dict[str, Any] = {"posterior": variables(model, params)}
+    groups: dict[str, Any] = {"posterior": model.variables(params)}
     numbers = {name: [row.get(name) for row in history] for name in (history[0] if history else ())}
     numeric = {name: column for name, column in numbers.items() if _is_numeric(column)}
     groups["sample_stats"] = {
@@ -65,27 +64,6 @@ def imported() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return import_extra("arviz", "ArviZ", "arviz")
-
-
-def variables(model: AbstractModel, params: Any) -> dict[str, np.ndarray]:
-    """Draws by name: a program's variables, a linear model's coefficients and intercept, or parts of a tree."""
-    named = model.named(params)
-    if isinstance(model, LinearPredictor):
-        found = {}
-        weights = named
-        if isinstance(named, tuple):
-            weights, precision_ = named
-            found["noise"] = 1 / np.sqrt(np.asarray(precision_))
-        weights = np.asarray(weights).reshape(
-            *np.shape(weights)[:1], *((model.outputs,) if model.outputs > 1 else ()), -1
-        )
-        for prefix, block in zip(model.blocks, np.split(weights, len(model.blocks), axis=-1), strict=True):
-            found[f"{prefix}coef"] = block[..., : model.features]
-            if model.intercept:
-                found[f"{prefix}intercept"] = block[..., -1]
-        return found
-    paths, _ = jax.tree_util.tree_flatten_with_path(named)
-    return {jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(leaf) for path, leaf in paths}
 
 
 def _is_numeric(column: Sequence[Any]) -> bool:

@@ -13,12 +13,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from partita.errors import InputError
-from partita.families import Family, Gaussian, MeanField
+from partita.families import AbstractGaussian, Family, GaussianView
 from partita.foundation.checks import check_count
-from partita.foundation.runtime import Array
+from partita.foundation.runtime import Array, ravel
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard
 
@@ -217,7 +216,9 @@ class ExpectedHessian(Expectation):
         values = _mapped(lambda theta: model.log_prob(theta, data, hyper), _placed(q, self.points), data)
         return jnp.mean(values, axis=0)
 
-    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+    def message(
+        self, model: AbstractModel, q: AbstractGaussian, shard: Shard, hyper: Hyper, key: Array
+    ) -> tuple[Array, Family]:
         def value(theta: Array) -> Array:
             rows = model.log_prob(theta, shard.data, hyper)
             return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
@@ -228,10 +229,7 @@ class ExpectedHessian(Expectation):
 
         everywhere = _mapped(jax.jacfwd(slope, has_aux=True), _placed(q, self.points), shard.data)
         H, (found, gradient) = jax.tree.map(lambda a: jnp.mean(a, axis=0), everywhere)
-        if isinstance(q, MeanField):
-            curvature = jnp.diag(H)
-            return found, MeanField(gradient - curvature * q.location, -curvature)
-        return found, Gaussian(gradient - H @ q.location, -0.5 * (H + H.T))
+        return found, q.quadratic(gradient, H)
 
 
 class ExpectedSlope(Expectation):
@@ -249,12 +247,12 @@ class ExpectedSlope(Expectation):
         check_count("ExpectedSlope: ", points=self.points)
 
     def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
-        whole = ravel_pytree(q.location)[1]
+        whole = ravel(q.location)[1]
         values = _mapped(lambda theta: model.log_prob(whole(theta), data, hyper), _placed(q, self.points), data)
         return jnp.mean(values, axis=0)
 
     def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
-        m, whole = ravel_pytree(q.location)
+        whole = ravel(q.location)[1]
 
         def value(theta: Array) -> Array:
             rows = model.log_prob(whole(theta), shard.data, hyper)
@@ -262,26 +260,13 @@ class ExpectedSlope(Expectation):
 
         placed = _placed(q, self.points)
         values, slopes = _mapped(jax.value_and_grad(value), placed, shard.data)
-        found, gradient = jnp.mean(values), jnp.mean(slopes, axis=0)
-        # Σ (θ - m) is zero but for rounding, which a steep mean slope would make large.
-        apart, bent = placed - m, slopes - gradient
-        if isinstance(q, MeanField):
-            curvature = jnp.mean(bent * apart, axis=0) / ravel_pytree(q.variance)[0]
-            return found, MeanField(whole(gradient - curvature * m), whole(-curvature))
-        H = bent.T @ apart @ q.precision / len(placed)
-        # What the likelihood does not look at has no curvature, with anything.
-        seen = jnp.any(slopes != 0, axis=0)
-        H = jnp.where(seen & seen[:, None], 0.5 * (H + H.T), 0)
-        return found, Gaussian(gradient - H @ m, -H)
+        return jnp.mean(values), q.quadratic_of_slopes(placed, slopes)
 
 
-def _placed(q: Any, number: int) -> Array:
+def _placed(q: GaussianView, number: int) -> Array:
     """Points with the mean and the covariance of q, each as one vector."""
-    m = ravel_pytree(q.location)[0]
-    points = jnp.asarray(white_points(number, m.shape[0]), m.dtype)
-    if isinstance(q, Gaussian | Gaussian.Mean):
-        return m + points @ jnp.linalg.cholesky(q.covariance).T
-    return m + jnp.sqrt(ravel_pytree(q.variance)[0]) * points
+    m = ravel(q.location)[0]
+    return q.place(jnp.asarray(white_points(number, m.shape[0]), m.dtype))
 
 
 def _mapped(function: Callable[[Array], Any], points: Array, data: Any) -> Any:
@@ -292,19 +277,17 @@ def _mapped(function: Callable[[Array], Any], points: Array, data: Any) -> Any:
 
 def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = None) -> Expectation:
     """The best expectation that a model allows, or the wanted one if it is possible."""
-    gaussian = isinstance(prior, Gaussian | MeanField)
-    leaves = jax.tree.leaves(prior)
-    numbers = leaves[0].size if isinstance(prior, Gaussian) else sum(leaf.size for leaf in leaves) // 2
-    few = numbers <= MOST_CURVED
-    vector = gaussian and len(leaves) == 2 and leaves[0].ndim == 1 and few
+    gaussian = prior.is_gaussian
+    few = gaussian and prior.as_gaussian("expectation").size <= MOST_CURVED
+    vector = few and prior.as_gaussian("expectation").is_vector
     if wanted is None:
         if model.closed_form:
             return ClosedForm()
-        if model.layered and isinstance(prior, MeanField):
+        if model.layered and prior.is_mean_field:
             return GaussNewton()
         if model.projected and gaussian:
             return GaussHermite() if model.outputs == 1 else LocalReparameterisation()
-        if model.drawn or not (gaussian and few):
+        if model.drawn or not few:
             return MonteCarlo()
         return ExpectedHessian() if model.smooth and vector else ExpectedSlope()
     problem = None
@@ -318,7 +301,7 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
         problem = "it needs a network of dense layers"
     elif isinstance(wanted, ExpectedHessian) and not vector:
         problem = f"it needs a Gaussian posterior over a vector of at most {MOST_CURVED} numbers"
-    elif isinstance(wanted, ExpectedSlope) and not (gaussian and few):
+    elif isinstance(wanted, ExpectedSlope) and not few:
         problem = f"it needs a Gaussian posterior over at most {MOST_CURVED} numbers"
     elif isinstance(wanted, LocalReparameterisation) and not (
         model.layered or (model.projected and gaussian and model.outputs > 1)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from partita.errors import InputError
 from partita.expectations import TINY, Expectation, hermite
-from partita.families import Family, Gaussian, MeanField, inner
+from partita.families import Family, inner
 from partita.foundation.runtime import Array
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard
 
-# Of a quadrature over one predictor.
+# Points of a quadrature over one predictor.
 POINTS = 64
 
 
@@ -51,14 +51,14 @@ class LocalProblem(eqx.Module):
         view = q.mean() if self.expectation.of_mean else q
         return self.expected_log_prob(view, key) - q.kl(self.cavity)
 
-    def renyi_bound(self, q: Any, power: float, draws: int, key: Array) -> Array:
+    def renyi_bound(self, q: Family, power: float, draws: int, key: Array) -> Array:
         """log ∫ q^(1-α) (cavity p(y_m | θ))^α dθ / α: the local free energy where α tends to zero.
 
         Its maximum over q is the closest q in α-divergence to the tilted distribution. By quadrature over the predictor
         where the shard is one row of a model with one, else from draws of q.
         """
-        if self.has_one_predictor and isinstance(q, Gaussian | MeanField):
-            between: Any = self.cavity**power * q ** (1 - power)
+        if self.has_one_predictor and q.is_gaussian:
+            between = (self.cavity**power * q ** (1 - power)).as_gaussian("renyi_bound")
             overlap = between.log_partition() - power * self.cavity.log_partition() - (1 - power) * q.log_partition()
             m, v = between.moments_along(self.shard.data.X)
             nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))

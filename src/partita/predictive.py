@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.expectations import hermite, normal_points
-from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
+from partita.families import Family
 from partita.foundation.plain import Row
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper, Predictor
@@ -67,10 +67,11 @@ def _predictor(model: AbstractModel) -> Predictor:
 
 @eqx.filter_jit
 def _expected_response(model: Predictor, posterior: Family, X: Array, samples: int) -> Array:
-    if isinstance(posterior, WeightsAndNoise):
-        return model.response(X @ posterior.location)
-    if model.projected and isinstance(posterior, Gaussian | MeanField):
-        m, v = posterior.moments_along(X)
+    known = model.expected_response(posterior, X)
+    if known is not None:
+        return known
+    if model.projected and posterior.is_gaussian:
+        m, v = posterior.as_gaussian("predict").moments_along(X)
         if m.ndim == 1:
             nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(QUADRATURE_POINTS))
         else:
@@ -84,7 +85,10 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
 
 def _mean_over(keys: Array, function: Callable[[Array], Array]) -> Array:
     """One at a time, so that no more than one is in memory."""
+
+    def add(total: jax.Array, key: Any) -> tuple[jax.Array, None]:
+        return total + function(key), None
+
     like = jax.eval_shape(function, keys[0])
-    start = jnp.zeros(like.shape, like.dtype)
-    total, _ = jax.lax.scan(lambda total, key: (total + function(key), None), start, keys)
+    total, _ = jax.lax.scan(add, jnp.zeros(like.shape, like.dtype), keys)
     return total / len(keys)

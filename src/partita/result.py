@@ -14,6 +14,7 @@ import numpy as np
 from partita._version import __version__
 from partita.errors import CorruptStorage, InputError, RunMismatch
 from partita.exchange import inference_data
+from partita.families import REGISTRY as FAMILIES
 from partita.families import Family
 from partita.foundation.checks import check_count
 from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, text, whole
@@ -141,8 +142,7 @@ class Result:
         """Everything as arrays by name, and plain words about them."""
         arrays = {f"prior.{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(self.prior))}
         arrays |= {f"posterior.{i}": np.asarray(a) for i, a in enumerate(jax.tree.leaves(self.posterior))}
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.factors)
-        arrays |= {f"factors.{i}": a for i, a in enumerate(jax.tree.leaves(stacked))}
+        arrays |= {f"factors.{i}": a for i, a in enumerate(jax.tree.leaves(Family.stack(self.factors)))}
         about = {
             "version": __version__,
             "model": _model_settings(self.model),
@@ -202,7 +202,12 @@ def _unpacked(
     # Shapes alone: a file that claims a billion features costs nothing.
     like = prior_shapes(model, hyper)
     if type(like).__name__ != about["family"]:
-        raise RunMismatch(f"{path}: holds a {about['family']}, the model has a {type(like).__name__}")
+        if not about["has_given_prior"] or about["family"] not in FAMILIES:
+            raise RunMismatch(f"{path}: holds a {about['family']}, the model has a {type(like).__name__}")
+        # A prior of another structure took the place of the model's own; `with_prior` says whether it can.
+        number = sum(name.startswith("prior.") for name in arrays)
+        like = FAMILIES[about["family"]].from_leaves([arrays[f"prior.{i}"] for i in range(number)])
+        model.with_prior(like)
     prior, posterior = (_proper(path, arrays, name, like) for name in ("prior", "posterior"))
     return Result(
         model=model.with_prior(prior) if about["has_given_prior"] else model,

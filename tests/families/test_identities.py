@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy import integrate, stats
+from scipy import integrate, linalg, stats
 
-from partita.errors import FamilyMismatch, PartitaError
+from partita.errors import FamilyMismatch, MissingCapability, PartitaError
+from partita.expectations import white_points
 from partita.families import (
     REGISTRY,
+    AbstractGaussian,
     Beta,
+    BlockGaussian,
     Categorical,
     Dirichlet,
     Family,
@@ -28,6 +31,7 @@ from partita.families import (
     NormalGamma,
     NormalWishart,
     Product,
+    Substitution,
     WeightsAndNoise,
     inner,
 )
@@ -122,6 +126,12 @@ EXAMPLES = {
         (np.array([1.0, -2.0]), np.array([[2.0, 0.6], [0.6, 0.5]])),
         (np.array([0.5, 0.0]), np.array([[1.0, -0.3], [-0.3, 0.8]])),
         lambda x, location, covariance: stats.multivariate_normal.logpdf(x, location, covariance),
+    ),
+    "BlockGaussian": Example(
+        BlockGaussian.from_moments,
+        (np.array([1.0, -2.0, 0.5]), [np.array([[2.0, 0.6], [0.6, 0.5]]), np.array([[0.3]])]),
+        (np.array([0.5, 0.0, 0.0]), [np.array([[1.0, -0.3], [-0.3, 0.8]]), np.array([[1.2]])]),
+        lambda x, location, blocks: stats.multivariate_normal.logpdf(x, location, linalg.block_diag(*blocks)),
     ),
     "Gamma": Example(
         Gamma.from_shape_rate,
@@ -471,18 +481,123 @@ def test_gaussian_moments_are_those_given():
     assert_allclose(diagonal.covariance, np.diag([0.25, 4]))
 
 
-@pytest.mark.parametrize("name", ["Gaussian", "MeanField"])
-def test_projection_is_the_distribution_of_a_linear_predictor(name):
-    X = np.array([[1.0, 2.0], [0.0, 0.0], [-3.0, 0.5]])
-    location, covariance = np.array([1.0, -2.0]), np.array([[2.0, 0.6], [0.6, 0.5]])
-    covariance = covariance if name == "Gaussian" else np.diag(np.diag(covariance))
-    spread = covariance if name == "Gaussian" else np.sqrt(np.diag(covariance))
-    density = REGISTRY[name].from_moments(location, spread)
+GAUSSIANS = {
+    "Gaussian": Gaussian.from_moments(np.array([1.0, -2.0]), np.array([[2.0, 0.6], [0.6, 0.5]])),
+    "MeanField": MeanField.from_moments(np.array([1.0, -2.0]), np.array([0.5, 2.0])),
+    "BlockGaussian": EXAMPLES["BlockGaussian"].build(*EXAMPLES["BlockGaussian"].first),
+}
+
+
+def test_every_gaussian_is_tested():
+    assert set(GAUSSIANS) == {name for name, family in REGISTRY.items() if family.is_gaussian}
+
+
+@pytest.fixture(params=GAUSSIANS)
+def gaussian(request) -> AbstractGaussian:
+    return GAUSSIANS[request.param]
+
+
+def test_moments_along_are_those_of_a_linear_predictor(gaussian):
+    X = np.array([[1.0, 2.0, -0.3], [0.0, 0.0, 0.0], [-3.0, 0.5, 2.0]])[:, : gaussian.size]
     with precision(np.float64):
-        for view in (density, density.mean()):
+        for view in (gaussian, gaussian.mean()):
             mean, variance = view.moments_along(X)
-            assert_allclose(mean, X @ location, rtol=1e-12)
-            assert_allclose(variance, np.diag(X @ covariance @ X.T), rtol=1e-12, atol=1e-14)
+            assert_allclose(mean, X @ gaussian.location, rtol=1e-12)
+            assert_allclose(variance, np.diag(X @ gaussian.covariance @ X.T), rtol=1e-12, atol=1e-14)
+
+
+def test_variances_and_scales_are_the_diagonal_of_the_covariance(gaussian):
+    assert_allclose(gaussian.variance, np.diag(gaussian.covariance), rtol=1e-12)
+    assert_allclose(gaussian.scale, np.sqrt(np.diag(gaussian.covariance)), rtol=1e-12)
+
+
+def test_a_gaussian_around_means_has_independent_coordinates(gaussian):
+    location, scale = np.linspace(-1, 2, gaussian.size), np.linspace(0.5, 2, gaussian.size)
+    around = gaussian.around(location, scale)
+    assert type(around) is type(gaussian)
+    assert_allclose(around.location, location, rtol=1e-12)
+    assert_allclose(around.covariance, np.diag(scale**2), rtol=1e-12)
+
+
+def test_placed_points_have_the_moments_of_the_density(gaussian):
+    white = white_points(50, gaussian.size)
+    with precision(np.float64):
+        for view in (gaussian, gaussian.mean()):
+            placed = np.asarray(view.place(jnp.asarray(white)))
+            assert_allclose(placed.mean(axis=0), gaussian.location, atol=1e-12)
+            assert_allclose(np.cov(placed.T, bias=True), gaussian.covariance, atol=1e-12)
+
+
+def test_a_quadratic_log_likelihood_is_the_gradient_in_the_mean_parameters(gaussian):
+    """By automatic differentiation, and from gradients at points, by Stein's identity."""
+    d = gaussian.size
+    A = np.random.default_rng(0).normal(size=(d, d))
+    H, g = -A @ A.T, np.linspace(-1, 1, d)
+    with precision(np.float64):
+
+        def expected(view):
+            """E[gᵀθ + ½ θᵀHθ], by points that are exact for quadratics."""
+            placed = view.place(jnp.asarray(white_points(50, d)))
+            return jnp.mean(placed @ g + 0.5 * jnp.sum((placed @ H) * placed, axis=1))
+
+        _, wanted = gaussian.mean_gradient(expected)
+        found = gaussian.quadratic(jnp.asarray(g + H @ gaussian.location), jnp.asarray(H))
+        placed = gaussian.place(jnp.asarray(white_points(50, d)))
+        by_slopes = gaussian.quadratic_of_slopes(placed, placed @ H + g)
+    leaves_close(found, wanted, rtol=1e-9, atol=1e-9)
+    leaves_close(by_slopes, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_matching_along_a_direction_keeps_the_moments_of_the_tilted_density(gaussian):
+    """Against importance weights of many draws."""
+    x = np.linspace(1.0, -0.5, gaussian.size)
+    with precision(np.float64):
+        ((m,), (v,)) = gaussian.moments_along(x[None])
+        slope, curvature = 0.7, 0.4
+        tilted_v = 1 / (1 / v + curvature)
+        after = tilted_v * (m / v + slope), tilted_v
+        matched = on_host(gaussian.matched_along(x, (m, v), after))
+    draws = gaussian.sample(jax.random.key(5), (400_000,))
+    weights = np.exp(slope * draws @ x - 0.5 * curvature * (draws @ x) ** 2)
+    weights /= weights.sum()
+    location = weights @ draws
+    assert type(matched) is type(gaussian)
+    assert_allclose(matched.location, location, atol=0.02)
+    assert_allclose(matched.variance, weights @ (draws - location) ** 2, rtol=0.03)
+
+
+def test_what_a_family_lacks_is_said_with_those_that_have_it(q):
+    gaussians = "MeanField, Gaussian, BlockGaussian"
+    asks = {
+        "somebody: needs a Gaussian, not a {}; that is: " + gaussians: (q.is_gaussian, q.as_gaussian),
+        "somebody: needs a mean-field Gaussian, not a {}; that is: MeanField": (q.is_mean_field, q.as_mean_field),
+    }
+    for words, (has, ask) in asks.items():
+        if has:
+            assert ask("somebody") is q
+            continue
+        with pytest.raises(MissingCapability, match=words.format(type(q).__name__)):
+            ask("somebody")
+    if type(q).marginals is Family.marginals:
+        with pytest.raises(MissingCapability, match=f"{gaussians}, WeightsAndNoise"):
+            q.marginals(np.eye(2))
+        with pytest.raises(MissingCapability, match=f"{gaussians}, WeightsAndNoise"):
+            q.substituted(Substitution(np.eye(2), np.zeros(2)))
+
+
+@pytest.mark.parametrize("name", ["MeanField", "BlockGaussian"])
+def test_only_a_full_gaussian_holds_every_quadratic(name):
+    with pytest.raises(MissingCapability, match="needs a Gaussian with a full covariance, .* that is: Gaussian$"):
+        GAUSSIANS[name].quadratic_along(np.eye(2), np.zeros(2), np.ones(2))
+
+
+def test_flat_naturals_of_a_stack_and_back():
+    q = EXAMPLES["MeanField"].build(*EXAMPLES["MeanField"].first)
+    stack = Family.stack([q, q**2, q**3])
+    shift, rates = stack.naturals(3)
+    assert shift.shape == rates.shape == (3, q.size)
+    leaves_close(stack.with_naturals(shift, rates), stack, rtol=0)
+    assert_array_equal(shift[:1], q.naturals(1)[0])
 
 
 def test_normal_gamma_marginal_is_students_t():
@@ -537,11 +652,10 @@ def test_quantiles_of_the_noise_are_those_of_its_distribution():
     assert_allclose(after.noise_quantile([0.1, 0.5, 0.9]), np.quantile(tau**-0.5, [0.1, 0.5, 0.9]), rtol=0.01)
 
 
-@pytest.mark.parametrize("name", ["Gaussian", "MeanField", "WeightsAndNoise"], indirect=True)
+@pytest.mark.parametrize("name", ["Gaussian", "MeanField", "BlockGaussian", "WeightsAndNoise"], indirect=True)
 def test_marginals_are_those_of_draws(name, q):
-    if name == "MeanField":
-        q = MeanField.from_moments(np.array([1.0, -2.0]), np.array([0.5, 2.0]))
-    T = np.array([[1.0, 0.0], [2.0, -1.0]])
+    q = GAUSSIANS.get(name, q)
+    T = np.array([[1.0, 0.0, 0.0], [2.0, -1.0, 1.0]])[:, : q.size if q.is_gaussian else 2]
     drawn = q.sample(jax.random.key(3), (200_000,))
     values = (drawn.location if name == "WeightsAndNoise" else drawn) @ T.T
     found = q.marginals(T)

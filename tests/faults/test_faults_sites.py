@@ -17,7 +17,7 @@ import partita as pt
 from partita.cli import app as commands
 from partita.engines.flower import Flower
 from partita.errors import ConfigError, InputError, StorageError
-from partita.families.stacks import stacked
+from partita.families import Family
 from partita.federation import link
 from partita.federation.folders import read_server
 from partita.federation.new import make_federation as new_federation
@@ -32,8 +32,9 @@ from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent
 from partita.site.process import log_answers as logged
 from partita.site.settings import read_site
-from partita.wire.messages import encode_question, encode_task
-from partita.wire.questions import RECORD
+from partita.wire.codec import encode_question
+from partita.wire.messages import encode_task
+from partita.wire.questions import RECORD, Evaluate
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -75,7 +76,7 @@ def change(path, old, new):
 def question(recipe, kind="evaluate"):
     model = recipe.model
     prior = prior_of(model, model.hyper)
-    payload = encode_question(prior, model.hyper) if kind == "evaluate" else b""
+    payload = encode_question(Evaluate(prior, model.hyper)) if kind == "evaluate" else b""
     if kind == "refine":
         (task,) = Ledger(prior, 2).dispatch([0], model.hyper)
         payload = encode_task(task)
@@ -132,7 +133,7 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
     prior = prior_of(model, model.hyper)
 
     def proposal(sites):
-        changes = stacked([prior**0.1 for _ in sites])
+        changes = Family.stack([prior**0.1 for _ in sites])
         return Proposal(sites, changes, changes, prior, prior, 0, None)
 
     damping = as_damping("auto").init(Setup(3, parallel=True))
@@ -141,7 +142,7 @@ def test_07_a_step_of_others_is_not_taken_back_when_a_site_is_back():
     damping.observe(FreeEnergy(-20.0, 0.0))
     asked = damping.apply(proposal([0, 1, 2])).changes
     assert damping.share == pytest.approx(1 / 6)
-    np.testing.assert_allclose(asked.precision, (stacked([prior] * 3) ** (0.1 / 6)).precision)
+    np.testing.assert_allclose(asked.precision, (Family.stack([prior] * 3) ** (0.1 / 6)).precision)
     # The same sites again: half of the step is taken back.
     damping.observe(FreeEnergy(-30.0, 0.0))
     back = damping.apply(proposal([0, 1, 2])).changes

@@ -30,7 +30,7 @@ from partita.report.follower import Follower, Sample
 from partita.report.live import serve_page as served
 from partita.report.measures import Measures, calibration, read_measures, write_measures
 from partita.report.page import MOST_ROWS, columns, shown
-from partita.report.posterior import intervals, name_of
+from partita.report.posterior import intervals
 from partita.report.terminal import view, watch
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 
@@ -181,11 +181,16 @@ def test_intervals_of_any_family():
     assert (low[0], middle[0], high[0]) == pytest.approx((1 - 3.92, 1, 1 + 3.92), abs=1e-3)
     noisy = pt.models.LinearRegression(features=2, noise=None)
     tree, low, middle, high = intervals(prior_of(noisy, noisy.hyper))
-    assert [name_of(noisy, tree, place) for place in range(4)] == ["weight 0", "weight 1", "intercept", "precision"]
+    assert [noisy.parameter_name(tree, place) for place in range(4)] == [
+        "weight 0",
+        "weight 1",
+        "intercept",
+        "precision",
+    ]
     assert (low[3], middle[3], high[3]) == pytest.approx(tuple(t(3).ppf([0.9875, 0.75, 0.5125]) ** -2), rel=0.5)
     network = pt.models.Network([2, 3, 2])
     tree, low, _, _ = intervals(network.start)
-    assert len({name_of(network, tree, place) for place in range(len(low))}) == len(low) == 17
+    assert len({network.parameter_name(tree, place) for place in range(len(low))}) == len(low) == 17
 
 
 def luminance(colour):

@@ -60,7 +60,7 @@ def converted(result: Result, before: Units, after: Units, weights: Sequence[flo
     if not isinstance(model, LinearPredictor):
         raise InputError("units: only those of linear models can be changed")
     change = substitution(model.outputs, before, after)
-    pairs = [factor.substituted(change) for factor in result.factors]  # type: ignore[attr-defined]
+    pairs = [factor.substituted(change) for factor in result.factors]
     posterior = joint(result.prior, [factor for factor, _ in pairs])
     if not posterior.is_proper():
         raise InputError("units: in others the posterior is not proper")

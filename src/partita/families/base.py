@@ -4,18 +4,22 @@ import dataclasses
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
-from partita.errors import FamilyMismatch
+from partita.errors import FamilyMismatch, MissingCapability
 from partita.families.cone import Cone, is_inside
-from partita.foundation.runtime import Array, in_own_precision, same_structure, stack_trees
+from partita.families.marginals import Marginals
+from partita.foundation.runtime import Array, in_own_precision, ravel, same_structure, stack_trees
+
+if TYPE_CHECKING:
+    from partita.families.abstract_gaussian import AbstractGaussian
+    from partita.families.mean_field import MeanField
 
 
 def inner(natural: Any, mean: Any) -> Array:
@@ -62,6 +66,11 @@ class Family(Tree):
     """
 
     Mean: ClassVar[type]
+    # What code that knows no family asks: whether the density is Gaussian (`as_gaussian`), and whether its coordinates
+    # are independent of each other then (`as_mean_field`), or every quadratic log likelihood is one of its factors.
+    is_gaussian: ClassVar[bool] = False
+    is_mean_field: ClassVar[bool] = False
+    is_full: ClassVar[bool] = False
 
     def __mul__(self, other: Self) -> Self:
         return self._combined(operator.add, other, "multiply")
@@ -69,7 +78,7 @@ class Family(Tree):
     def __truediv__(self, other: Self) -> Self:
         return self._combined(operator.sub, other, "divide")
 
-    def __pow__(self, power: float) -> Self:
+    def __pow__(self, power: float | Array) -> Self:
         scalar = power if isinstance(power, jax.Array) else np.asarray(power)
         return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self).project()
 
@@ -245,10 +254,42 @@ class Family(Tree):
 
     def fisher_solve(self, gradient: Self) -> Self:
         """C⁻¹ g, where C = d²A/dη² is the Fisher information."""
-        natural, unravel = ravel_pytree(self)
-        C = jax.jacfwd(lambda eta: ravel_pytree(unravel(eta).mean())[0])(natural)
+        natural, unravel = ravel(self)
+        C = jax.jacfwd(lambda eta: ravel(unravel(eta).mean())[0])(natural)
         # Least squares, because C is singular where parameters are redundant (symmetric matrices, logits).
-        return unravel(jnp.linalg.lstsq(C, ravel_pytree(gradient)[0])[0])
+        return unravel(jnp.linalg.lstsq(C, ravel(gradient)[0])[0])
+
+    # Capabilities: what some families have, and the others say that they have not.
+
+    def as_gaussian(self, asked_by: str) -> "AbstractGaussian":
+        """This density, if it is Gaussian; an error that says who asked, if not."""
+        raise self._lacks(asked_by, "a Gaussian", lambda family: family.is_gaussian)
+
+    def as_mean_field(self, asked_by: str) -> "MeanField":
+        """This density, if it is a Gaussian with independent coordinates; an error that says who asked, if not."""
+        raise self._lacks(asked_by, "a mean-field Gaussian", lambda family: family.is_mean_field)
+
+    def marginals(self, T: np.ndarray) -> Marginals:
+        """What is believed of the numbers Tθ, row by row of T, over all coordinates (or weights) in order."""
+        able = _overriding("marginals")
+        raise self._lacks("marginals", "a density with known distributions of sums of its coordinates", able)
+
+    def substituted(self, new: Substitution) -> tuple[Self, float]:
+        """The same factor in other coordinates, and the logarithm of what it is larger by than the one returned."""
+        able = _overriding("substituted")
+        raise self._lacks("substituted", "a density whose coordinates may be replaced by sums of others", able)
+
+    def _lacks(self, asked_by: str, what: str, has: Callable[[type["Family"]], bool]) -> MissingCapability:
+        able = ", ".join(name for name, family in REGISTRY.items() if has(family))
+        return MissingCapability(f"{asked_by}: needs {what}, not a {type(self).__name__}; that is: {able}")
+
+    @classmethod
+    def from_leaves(cls, leaves: Sequence[np.ndarray]) -> Self:
+        """A density from its arrays in order, as files hold them: one for each field."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if cls.fixed or len(leaves) != len(names):
+            raise FamilyMismatch(f"{cls.__name__}: {len(leaves)} arrays alone do not say what its fields are")
+        return cls(*leaves)
 
     @property
     def dtype(self) -> np.dtype:
@@ -257,6 +298,15 @@ class Family(Tree):
     @property
     def nbytes(self) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+
+# Families by name; `families/__init__.py` fills it.
+REGISTRY: dict[str, type[Family]] = {}
+
+
+def _overriding(method: str) -> Callable[[type[Family]], bool]:
+    """Whether a family has a method of its own."""
+    return lambda family: getattr(family, method) is not getattr(Family, method)
 
 
 def _is_finite(array: np.ndarray) -> bool:

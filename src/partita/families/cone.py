@@ -10,7 +10,7 @@ All but `is_inside` work on the host, in NumPy: they serve the ledger, not trace
 
 from collections.abc import Iterable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,10 +28,13 @@ ROUNDING = 64
 
 
 class Cone(NamedTuple):
-    """`positive`: arrays, positive elementwise; `definite`: symmetric matrices, positive definite."""
+    """`positive`: arrays, positive elementwise; `definite`: symmetric matrices, positive definite.
 
-    positive: tuple[Array, ...] = ()
-    definite: tuple[Array, ...] = ()
+    They are JAX's in traced code only. Floors are cones too, with one number in place of a matrix.
+    """
+
+    positive: tuple[Any, ...] = ()
+    definite: tuple[Any, ...] = ()
 
 
 def is_inside(cone: Cone) -> Array:

@@ -54,7 +54,7 @@ class Gamma(Family):
     Mean = GammaMean
 
     @classmethod
-    def from_shape_rate(cls, shape: Array, rate: Array) -> Self:
+    def from_shape_rate(cls, shape: Array | float, rate: Array | float) -> Self:
         """The density with these shapes a and rates b."""
         a, b = as_array(shape), as_array(rate)
         return cls(a - 1 + 0 * b, b + 0 * a)

@@ -21,7 +21,8 @@ class IndependentMean(Tree):
 class Independent(Family):
     """∏_k q(θ_k): a draw has the leading axis too.
 
-    >>> from partita.families import Gamma, NormalGamma
+    >>> import numpy as np
+    >>> from partita.families import NormalGamma
     >>> one = NormalGamma.from_parameters(np.zeros(2), np.eye(2), 2.0, 1.0)
     >>> Independent.of([one, one]).each.precision.shape
     (2, 2, 2)

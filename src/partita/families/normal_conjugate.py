@@ -11,11 +11,11 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import digamma, gammaln, multigammaln, polygamma
 
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.families.gamma import shape_from_gap
-from partita.families.gaussian import LOG_2PI
-from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced
+from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced, outer
 
 
 def bordered(matrix: Array, border: Array, corner: Array) -> Array:
@@ -68,7 +68,7 @@ class NormalGamma(Family):
     Mean = NormalGammaMean
 
     @classmethod
-    def from_parameters(cls, location: Array, precision: Array, shape: Array, rate: Array) -> Self:
+    def from_parameters(cls, location: Array, precision: Array, shape: Array | float, rate: Array | float) -> Self:
         """From m, Λ, a and b."""
         m, P = as_array(location), as_array(precision)
         h = P @ m
@@ -112,19 +112,19 @@ class NormalGamma(Family):
         L = self._cholesky()
         V = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
         tau = a / b
-        return NormalGammaMean(digamma(a) - jnp.log(b), -0.5 * tau, tau * m, -0.5 * (V + tau * jnp.outer(m, m)))
+        return NormalGammaMean(digamma(a) - jnp.log(b), -0.5 * tau, tau * m, -0.5 * (V + tau * outer(m, m)))
 
     @in_own_precision
     def statistics(self, params: Any) -> NormalGammaMean:
         w, tau = params
-        return NormalGammaMean(jnp.log(tau), -0.5 * tau, tau * w, -0.5 * tau * jnp.outer(w, w))
+        return NormalGammaMean(jnp.log(tau), -0.5 * tau, tau * w, -0.5 * tau * outer(w, w))
 
     @classmethod
     @in_own_precision
     def from_mean(cls, mean: NormalGammaMean) -> Self:
         tau = -2 * mean.minus_half_precision
         m = mean.weighted_location / tau
-        V = -2 * mean.minus_half_second_moment - tau * jnp.outer(m, m)
+        V = -2 * mean.minus_half_second_moment - tau * outer(m, m)
         L = jnp.linalg.cholesky(V)
         P = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
         a = shape_from_gap(jnp.log(tau) - mean.expected_log)
@@ -198,7 +198,9 @@ class NormalWishart(Family):
     Mean = NormalWishartMean
 
     @classmethod
-    def from_parameters(cls, location: Array, strength: Array, inverse_scale: Array, degrees: Array) -> Self:
+    def from_parameters(
+        cls, location: Array, strength: Array | float, inverse_scale: Array, degrees: Array | float
+    ) -> Self:
         """From m, β, V⁻¹ and ν."""
         m, beta = as_array(location), as_array(strength)
         scatter = as_array(inverse_scale) + beta * m[:, None] * m[None, :]

@@ -102,7 +102,7 @@ class Beta(Family):
     Mean = BetaMean
 
     @classmethod
-    def from_concentrations(cls, alpha: Array, beta: Array) -> Self:
+    def from_concentrations(cls, alpha: Array | float, beta: Array | float) -> Self:
         """The density p^(α-1) (1-p)^(β-1)."""
         return cls(as_array(alpha) - 1, as_array(beta) - 1)
 

@@ -16,12 +16,12 @@ from jax.scipy.stats import t as student
 from scipy.interpolate import CubicSpline
 
 from partita.errors import InputError
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.families.base import Family, Substitution, Tree, inner
 from partita.families.cone import Cone
-from partita.families.gaussian import LOG_2PI
 from partita.families.marginals import Marginals
 from partita.families.normal_conjugate import NormalGammaParams, bordered, from_lower_free, lower_free
-from partita.foundation.runtime import Array, as_array, in_own_precision
+from partita.foundation.runtime import Array, as_array, in_own_precision, outer
 
 # Points of the trapezoidal rule; how often it closes in on where the density is; how far below its largest value, in
 # nats, the density is left out.
@@ -167,7 +167,7 @@ class WeightsAndNoise(Family):
     @in_own_precision
     def statistics(self, params: Any) -> WeightsAndNoiseMean:
         w, tau = params
-        return WeightsAndNoiseMean(jnp.log(tau), -0.5 * tau, w, -0.5 * w**2, tau * w, -0.5 * tau * jnp.outer(w, w))
+        return WeightsAndNoiseMean(jnp.log(tau), -0.5 * tau, w, -0.5 * w**2, tau * w, -0.5 * tau * outer(w, w))
 
     @classmethod
     def from_mean(cls, mean: WeightsAndNoiseMean) -> NoReturn:
@@ -226,11 +226,15 @@ class WeightsAndNoise(Family):
         return share, white.location(tau) @ TB.T, 1 / white.precision(tau) @ (TB**2).T
 
     def noise_quantile(self, probability: Any) -> np.ndarray:
-        """Of σ, from the integral of a spline through the density of log τ."""
+        """Quantiles of σ."""
+        return np.exp(self.log_noise_quantile(probability))
+
+    def log_noise_quantile(self, probability: Any) -> np.ndarray:
+        """Quantiles of log σ, from the integral of a spline through the density of log τ."""
         u, share = self._noise()
         fine = np.linspace(u[0], u[-1], FINE)
         below = CubicSpline(u, share).antiderivative()(fine)
-        return np.exp(-0.5 * np.interp(1 - np.asarray(probability), below / below[-1], fine))
+        return -0.5 * np.interp(1 - np.asarray(probability), below / below[-1], fine)
 
     @in_own_precision
     def _noise(self) -> tuple[Array, Array]:

@@ -6,17 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from partita.foundation.files import make_folder
 
 # NumPy's or JAX's: densities, data and messages can be made of either.
-Array = Any
+Array: TypeAlias = jax.Array | np.ndarray[Any, Any]
 
 
 def same_structure(first: Any, second: Any) -> bool:
@@ -42,6 +43,17 @@ def stack_trees(trees: Sequence[Any]) -> Any:
     if len(trees) == 1:
         return jax.tree.map(lambda leaf: np.asarray(leaf)[None], trees[0])
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def ravel(tree: Any) -> tuple[jax.Array, Callable[[Array], Any]]:
+    """All numbers of a tree in a row, and the way back."""
+    flat, unravel = ravel_pytree(tree)
+    return flat, lambda numbers: unravel(jnp.asarray(numbers))
+
+
+def outer(first: Array, second: Array) -> jax.Array:
+    """abᵀ."""
+    return jnp.outer(first, jnp.asarray(second))
 
 
 def is_traced(tree: Any) -> bool:

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import Array, on_host, precision, ravel
 from partita.gp.sparse import SparseGP
 
 # Standard deviation of the prior of every log hyperparameter.
@@ -23,8 +22,8 @@ LIKELIHOOD = "likelihood."
 class Beliefs(NamedTuple):
     """Log hyperparameters by name: a Gaussian for each, or points, where scales are zero."""
 
-    location: dict[str, Array]
-    scale: dict[str, Array]
+    location: Mapping[str, Array]
+    scale: Mapping[str, Array]
 
     @classmethod
     def begin(cls, gp: SparseGP, spread: bool, features: int, outputs: int) -> "Beliefs":
@@ -51,8 +50,8 @@ class Beliefs(NamedTuple):
         """These of the kernel, and another's of the likelihood."""
         names = [name for name in self.location if name.startswith(LIKELIHOOD)]
         return Beliefs(
-            self.location | {name: other.location[name] for name in names},
-            self.scale | {name: other.scale[name] for name in names},
+            {**self.location} | {name: other.location[name] for name in names},
+            {**self.scale} | {name: other.scale[name] for name in names},
         )
 
     def distance(self, other: "Beliefs") -> float:
@@ -100,7 +99,7 @@ class Beliefs(NamedTuple):
         Where outputs are looked at one by one, what each has of its own need not be drawn apart.
         """
         with precision(np.float64):
-            (mean, unravel), (spread, _) = ravel_pytree(self.location), ravel_pytree(self.scale)
+            (mean, unravel), (spread, _) = ravel(self.location), ravel(self.scale)
             noise = mirrored_normals(jax.random.key(seed), samples, len(mean))
             logs = mean + spread * (self.share_among_outputs(noise) if by_output else noise)
             drawn: dict[str, np.ndarray] = on_host(exponentials(jax.vmap(unravel)(logs)))

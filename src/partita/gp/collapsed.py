@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from partita.foundation.runtime import Array
+from partita.foundation.runtime import Array, outer
 from partita.gp.whitened import cholesky, log_diagonal
 
 
@@ -83,16 +83,16 @@ def _backward(kept: Kept, upstream: Array) -> tuple[Seen]:
     second, mean = _moments(kept.half)
     R = second - eye
     U = inverse.T @ (R @ V)
-    by_rows = jnp.outer(mean @ inverse, seen.g) - U * seen.h
+    by_rows = outer(mean @ inverse, seen.g) - U * seen.h
     by_h, by_g = -0.5 * jnp.sum(seen.rows * U, axis=0), mean @ V
     if seen.old is None:
-        crossed = second @ D - jnp.outer(mean, kept.Vg)
+        crossed = second @ D - outer(mean, kept.Vg)
         bracket = 0.5 * (R + crossed + crossed.T - D)
         # The old points' own variances cancel.
         by_old, told = None, second
     else:
         bracket = -0.5 * (R + D + kept.P)
-        by_old, told = inverse.T @ (jnp.outer(mean, seen.shift) - R @ V_old @ seen.precision), R
+        by_old, told = inverse.T @ (outer(mean, seen.shift) - R @ V_old @ seen.precision), R
     gradient = Seen(
         K=inverse.T @ bracket @ inverse,
         old=by_old,
@@ -117,4 +117,4 @@ def _moments(half: Half) -> tuple[Array, Array]:
     """Σ + μ μᵀ, and μ."""
     inverse = solve_triangular(half.L, jnp.eye(len(half.L), dtype=half.L.dtype), lower=True)
     mean = half.solved @ inverse
-    return inverse.T @ inverse + jnp.outer(mean, mean), mean
+    return inverse.T @ inverse + outer(mean, mean), mean

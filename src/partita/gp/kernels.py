@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from partita.errors import InputError
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array
 
-Params = dict[str, Array]
+Params = Mapping[str, Array]
 
 # Keeps the derivative of a distance finite where it is zero.
 TINY = 1e-36

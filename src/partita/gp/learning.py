@@ -8,12 +8,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from partita.families import MeanField
-from partita.families.gaussian import MeanFieldMoments
+from partita.families.mean_field import MeanFieldMoments
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive
-from partita.foundation.runtime import Array
+from partita.foundation.runtime import Array, ravel
 from partita.gp.beliefs import Beliefs, exponentials
 from partita.gp.sparse import Factor, Sites, SparseGP, Step
 from partita.gp.whitened import for_each
@@ -164,7 +163,7 @@ class Objective:
         steps = self.learning.steps if any(moving) else 0
         optimiser = optax.adam(optax.cosine_decay_schedule(self.learning.learning_rate, max(1, steps)))
 
-        def step(carry: Any, noise: Array) -> tuple[Any, Array]:
+        def step(carry: Any, noise: Any) -> tuple[Any, Array]:
             free, state, states = carry
             (_, (states, total)), gradient = jax.value_and_grad(self.loss, has_aux=True)(free, states, noise)
             if gradient.points is not None:
@@ -190,14 +189,14 @@ def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: A
     """
     variational = learning.is_variational
     draws = learning.samples if variational else 1
-    (mean, unravel), (spread, _) = ravel_pytree(given.before.location), ravel_pytree(given.before.scale)
-    first = MeanField.from_moments(ravel_pytree(given.first.location)[0], ravel_pytree(given.first.scale)[0])
+    (mean, unravel), (spread, _) = ravel(given.before.location), ravel(given.before.scale)
+    first = MeanField.from_moments(ravel(given.first.location)[0], ravel(given.first.scale)[0])
     stale = given.stale
     remembered = MeanField.from_moments(mean, spread) ** (1 - stale) * first**stale if variational else first
     sites = (gp.first_sites(step.batch), jnp.ones((), step.batch.y.dtype))
     states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), sites)
     old = Free(mean, jnp.log(spread) if variational else spread, step.points)
-    at, width = (ravel_pytree(part)[0] for part in given.start)
+    at, width = (ravel(part)[0] for part in given.start)
     begin = Free(at, jnp.log(width) if variational else width, step.points)
     objective = Objective(gp, learning, step, stale, unravel, begin, remembered)
     free, states, totals = objective.search(states, movable, noise)
@@ -217,5 +216,5 @@ def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: A
         gained = jnp.mean(totals[-len(drawn) :]) - jnp.mean(jax.lax.map(objective.old_evidence, drawn))
         gained += divergence(old, first) - divergence(free, first)
     else:
-        gained = total - objective.old_evidence(mean)
+        gained = jnp.asarray(total) - objective.old_evidence(mean)
     return Learnt(new, factor, own, gained)

@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -18,7 +19,7 @@ from partita.foundation.runtime import Array
 LOG_2PI = math.log(2 * math.pi)
 POINTS = 40
 
-Params = dict[str, Array]
+Params = Mapping[str, Array]
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def pick_rows(
     V, left = gp.project(params, L, points, present, X)
     left = jnp.where(allowed > 0, left, -jnp.inf)
 
-    def pick(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    def pick(carry: Any, number: Any) -> tuple[Any, tuple[Array, Array]]:
         left, rows = carry
         best = jnp.argmax(left)
         value = left[best]

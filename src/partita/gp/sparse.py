@@ -94,7 +94,8 @@ class SparseGP:
     def in_units(self, inputs: Array, targets: Array) -> dict[str, Any]:
         """By what each parameter grows where inputs, by feature, and targets, by output, grow by so much."""
         return join_params(
-            self.kernel.in_units(inputs, np.exp(np.mean(np.log(targets)))), self.likelihood.in_units(targets)
+            self.kernel.in_units(np.asarray(inputs), np.exp(np.mean(np.log(targets)))),
+            self.likelihood.in_units(targets),
         )
 
     def covariance(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:

@@ -59,8 +59,7 @@ class Stream:
     @property
     def points(self) -> np.ndarray:
         """The pseudo-inputs."""
-        points: np.ndarray = self.factor.points[self.factor.present > 0]
-        return points
+        return np.asarray(self.factor.points[self.factor.present > 0])
 
     @property
     def params(self) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from partita.foundation.runtime import Array
 
 def cholesky(K: Array) -> Array:
     """Of a symmetric matrix; NaN where it is not positive definite."""
-    return jax.lax.linalg.cholesky(K, symmetrize_input=False)
+    return jax.lax.linalg.cholesky(jnp.asarray(K), symmetrize_input=False)
 
 
 def log_diagonal(L: Array) -> Array:

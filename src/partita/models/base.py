@@ -10,11 +10,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from partita.errors import ImproperDensity, InputError, ShardError, reason
-from partita.families import Family, Gaussian, MeanField
+from partita.errors import ImproperDensity, InputError, MissingCapability, ShardError, reason
+from partita.families import Family
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array, on_host, precision
 from partita.metrics import classification, regression
+from partita.models.coefficients import Coefficients, name_leaves, name_place
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
@@ -73,15 +74,52 @@ class AbstractModel(eqx.Module):
     def shard(self, site: int, raw: Any) -> Shard:
         """Check one site's data."""
 
-    def opened(self, shards: Sequence[Any]) -> tuple[Self, Sequence[Any]]:
-        """The model and the sites of a run on these shards: for models that have to see a shard to know their size, or
-        have a site of their own.
-        """
-        return self, shards
+    @property
+    def needs_rows(self) -> bool:
+        """Whether it has to see rows of a site to know what it is made of: then `lay_out` looks at them, there."""
+        return False
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether it has to know how large groups are at all sites: then `find_groups` looks, at each."""
+        return False
+
+    @property
+    def own_shards(self) -> tuple[Any, ...]:
+        """Shards of sites that it adds to a run: of what its prior is beside a density of its family, say."""
+        return ()
+
+    def lay_out(self, site: int, raw: Any) -> Any:
+        """At a site: what the model is made of, found out on that site's data."""
+        raise InputError(f"{type(self).__name__} knows what it is made of")
+
+    def with_layout(self, found: Any) -> Self:
+        """The model with what `lay_out` found at a site."""
+        raise InputError(f"{type(self).__name__} knows what it is made of")
+
+    def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
+        """At a site: which groups are there, and how many rows the largest has."""
+        raise InputError(f"{type(self).__name__} has no groups")
+
+    def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
+        """The model with what `find_groups` found at all sites."""
+        raise InputError(f"{type(self).__name__} has no groups")
 
     def named(self, draws: Any) -> Any:
         """Draws of the parameters, as people know them."""
         return draws
+
+    def variables(self, draws: Any) -> dict[str, np.ndarray]:
+        """Draws of the parameters by name: as `named` has them, or by where they are in their tree."""
+        return name_leaves(self.named(draws))
+
+    def coefficients(self, posterior: Family) -> Coefficients:
+        """What a posterior says of the coefficients, by name; for models that have any."""
+        raise MissingCapability(f"coefficients: a {type(self).__name__} has none: use predict, or sample")
+
+    def parameter_name(self, tree: Any, place: int, features: Sequence[str] = ()) -> str:
+        """What one of all numbers of a tree of parameters is called; features may have names of their own."""
+        return name_place(tree, place)
 
     def observed(self, data: Any) -> dict[str, Array]:
         """What was observed, by name, in a shard's data."""
@@ -108,10 +146,15 @@ class AbstractModel(eqx.Module):
         return []
 
     def with_prior(self, prior: Family) -> Self:
-        """The same likelihood with another prior: yesterday's posterior, for a stream."""
+        """The same likelihood with another prior: yesterday's posterior, for a stream.
+
+        In place of a Gaussian it may be one of another structure, which the posterior then has too.
+        """
         if not prior.is_proper():
             raise ImproperDensity("prior: must be proper")
-        check_like(prior_of(self, self.hyper), prior=prior)
+        own = prior_of(self, self.hyper)
+        if not (own.is_gaussian and prior.is_gaussian and prior.as_gaussian("prior").is_over_same(own)):
+            check_like(own, prior=prior)
         return eqx.tree_at(lambda model: model.given_prior, self, prior, is_leaf=lambda leaf: leaf is None)
 
     def with_hyper(self, hyper: Hyper) -> Self:
@@ -155,6 +198,10 @@ class Predictor(AbstractModel):
     @abstractmethod
     def response(self, f: Array) -> Array:
         """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""
+
+    def expected_response(self, q: Any, X: Array) -> Array | None:
+        """E_q[response(f)] for each row, where the model has a formula for it."""
+        return None
 
     def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
         """y ~ p(y | f) for each row, of the kind of `like`, observed ones."""
@@ -292,12 +339,10 @@ def narrowed(prior: Family) -> Family | None:
 
     Under a wide prior, what is expected of an exponential has little to do with where the data lead.
     """
-    if not isinstance(prior, Gaussian | MeanField) or np.ndim(prior.location) != 1:
+    if not (prior.is_gaussian and prior.as_gaussian("start").is_vector):
         return None
-    scale = 0.1 * np.minimum(prior.scale, 1.0)
-    if isinstance(prior, MeanField):
-        return MeanField.from_moments(prior.location, scale)
-    return Gaussian.from_moments(prior.location, np.diag(scale**2))
+    gaussian = prior.as_gaussian("start")
+    return gaussian.around(gaussian.location, 0.1 * np.minimum(gaussian.scale, 1.0))
 
 
 def _like(tree: Any) -> tuple[Any, tuple]:

@@ -72,13 +72,13 @@ class PoissonFactorisation(AbstractModel):
         likely = jnp.exp(mean.expected_log)
         rate = self.row_rate - jnp.sum(mean.minus_expected, axis=1)
 
-        def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def step(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             number, shape, _ = carry
             size = jnp.exp(positive_digamma(shape) - jnp.log(rate))
             new = self.row_shape + size * ((X / jnp.maximum(size @ likely, LEAST)) @ likely.T)
             return number + 1, new, jnp.max(jnp.abs(new - shape) / (shape + new))
 
-        def again(carry: tuple[Array, Array, Array]) -> Array:
+        def again(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
             return (carry[0] < self.iterations) & (carry[2] > self.tolerance)
 
         even = self.row_shape + jnp.sum(X, axis=1, keepdims=True) / self.patterns

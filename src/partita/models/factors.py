@@ -9,7 +9,7 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import Family, Independent, NormalGamma
-from partita.families.gaussian import LOG_2PI
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper, shard_of_rows
@@ -82,7 +82,7 @@ class FactorAnalysis(AbstractModel):
     def log_prob(self, params: Any, data: Array, hyper: Hyper) -> Array:
         """With the factors integrated out."""
         (W, level), noise = (params[0][:, : self.factors], params[0][:, self.factors]), 1 / params[1]
-        return jax.scipy.stats.multivariate_normal.logpdf(data, level, W @ W.T + jnp.diag(noise))
+        return jnp.asarray(jax.scipy.stats.multivariate_normal.logpdf(data, level, W @ W.T + jnp.diag(noise)))
 
     def begin(self, X: Any) -> Family:
         """A place to start from: the posterior if factors were the principal components of some rows."""

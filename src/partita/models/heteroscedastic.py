@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from partita.errors import InputError
 from partita.families import Family, Gaussian
-from partita.families.gaussian import LOG_2PI
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array
 from partita.models.base import Hyper, Rows

@@ -47,7 +47,7 @@ def find_peak(function: Callable[[Any, Array], Array], given: Any, dimension: in
         gradient = jax.grad(lambda v: function(given, v))(u)
         return gradient, gradient
 
-    def step(state: tuple[Array, Peak, Array]) -> tuple[Array, Peak, Array]:
+    def step(state: tuple[jax.Array, Peak, jax.Array]) -> tuple[jax.Array, Peak, jax.Array]:
         number, (u, _), _ = state
         H, gradient = jax.jacfwd(slope, has_aux=True)(u)
         root = _root(H)
@@ -59,7 +59,7 @@ def find_peak(function: Callable[[Any, Array], Array], given: Any, dimension: in
         moved = jnp.max(jnp.abs(length * root.T @ gradient))
         return number + 1, Peak(u + length * direction, root), jnp.where(jnp.isnan(moved), 0, moved)
 
-    def again(state: tuple[Array, Peak, Array]) -> Array:
+    def again(state: tuple[jax.Array, Peak, jax.Array]) -> jax.Array:
         return (state[0] < MOST_STEPS) & (state[2] > TOLERANCE)
 
     dtype = jnp.result_type(*jax.tree.leaves(given), 0.0)

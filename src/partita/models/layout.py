@@ -26,6 +26,8 @@ class Latent(NamedTuple):
     shape: tuple[int, ...]
     axis: int | None = None
     length: int = 1
+    # What values it can have: "real" or "positive" numbers, or "other".
+    support: str = "real"
 
     @property
     def stop(self) -> int:
@@ -62,6 +64,37 @@ class Layout(NamedTuple):
     def nothing(self) -> dict[str, np.ndarray]:
         """A row of zeros, for what does not look at data."""
         return {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self.rows}
+
+
+def pack_layout(layout: Layout) -> dict[str, Any]:
+    """A layout as plain values, which a site can send."""
+    return {
+        "rows": [[name, list(shape), dtype] for name, shape, dtype in layout.rows],
+        "latents": [_pack_latent(latent) for latent in layout.latents],
+        "local": [_pack_latent(latent) for latent in layout.local],
+        "observed": [list(pair) for pair in layout.observed],
+        "is_smooth": layout.is_smooth,
+    }
+
+
+def unpack_layout(row: Mapping[str, Any]) -> Layout:
+    """What `pack_layout` gave."""
+    return Layout(
+        tuple((str(name), tuple(map(int, shape)), np.dtype(dtype).str) for name, shape, dtype in row["rows"]),
+        tuple(map(_unpack_latent, row["latents"])),
+        tuple(map(_unpack_latent, row["local"])),
+        tuple((str(name), axis) for name, axis in row["observed"]),
+        bool(row["is_smooth"]),
+    )
+
+
+def _pack_latent(latent: Latent) -> list[Any]:
+    return [latent.name, latent.start, list(latent.shape), latent.axis, latent.length]
+
+
+def _unpack_latent(row: Any) -> Latent:
+    name, start, shape, axis, length = row
+    return Latent(str(name), int(start), tuple(map(int, shape)), axis, int(length))
 
 
 @dataclass(frozen=True)
@@ -164,7 +197,7 @@ def laid_out(program: Callable, row: Mapping[str, np.ndarray], groups: Mapping[s
         if not mine and shape != transformed:
             raise InputError(f"model: {name} has a value for every row: put it into a plate over rows")
         if not mine:
-            latents.append(Latent(name, places["latents"], shape))
+            latents.append(Latent(name, places["latents"], shape, support=_support(site)))
             places["latents"] = latents[-1].stop
             continue
         if len(mine) > 1:
@@ -285,6 +318,16 @@ def _row_axis(two: Site, three: Site) -> int | None:
     if grown and shapes[0][grown[0]] != 2:
         raise InputError(f"model: {two.name} has {shapes[0][grown[0]]} observations for 2 rows: give every row its own")
     return grown[0] if grown else None
+
+
+def _support(site: Any) -> str:
+    """Whether values are real numbers or exponentials of such."""
+    from numpyro.distributions.transforms import ExpTransform, IdentityTransform, biject_to
+
+    transform = biject_to(site.fn.support)
+    transform = getattr(transform, "base_transform", transform)
+    known = {IdentityTransform: "real", ExpTransform: "positive"}
+    return known.get(type(transform), "other")
 
 
 def _unconstrained_shape(site: Site) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Generalised linear models: the likelihood sees the parameters only through f = Xθ."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -9,11 +11,12 @@ from jax.scipy.special import gammaln, log_ndtr, ndtr
 from jax.scipy.stats import t as student
 
 from partita.errors import InputError, ShardError
-from partita.families import Family, Gaussian, MeanField, WeightsAndNoise
-from partita.families.gaussian import LOG_2PI
+from partita.families import GAUSSIANS, Family, WeightsAndNoise
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, precision
 from partita.models.base import Hyper, Predictor, Rows, check_labels
+from partita.models.coefficients import Coefficients
 from partita.shards import as_numbers
 
 Posterior = Literal["full", "mean-field"]
@@ -42,7 +45,7 @@ class LinearPredictor(Predictor):
             raise InputError(f"intercept: expected true or false, got {self.intercept!r}")
         check_count(features=self.features if self.features or not self.intercept else 1)
         check_positive(prior_scale=self.prior_scale, intercept_scale=self.intercept_scale)
-        if self.posterior not in ("full", "mean-field"):
+        if self.posterior not in GAUSSIANS:
             raise InputError(f'posterior: expected "full" or "mean-field", got {self.posterior!r}')
 
     @classmethod
@@ -65,8 +68,12 @@ class LinearPredictor(Predictor):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = self.prior_precision(hyper)
-        zeros = jnp.zeros_like(precision)
-        return Gaussian(zeros, jnp.diag(precision)) if self.posterior == "full" else MeanField(zeros, precision)
+        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
+
+    @property
+    def family(self) -> type[Family]:
+        """The family of prior, factors and posterior."""
+        return GAUSSIANS[self.posterior] if self.given_prior is None else type(self.given_prior)
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         if y.ndim != 1:
@@ -83,6 +90,35 @@ class LinearPredictor(Predictor):
     def predictors(self, params: Array, X: Array) -> Array:
         """f = Xθ."""
         return X @ params
+
+    def variables(self, draws: Any) -> dict[str, np.ndarray]:
+        """Coefficients and intercepts, block by block."""
+        weights, found = self._split(draws)
+        weights = weights.reshape(len(weights), *((self.outputs,) if self.outputs > 1 else ()), -1)
+        for prefix, block in zip(self.blocks, np.split(weights, len(self.blocks), axis=-1), strict=True):
+            found[f"{prefix}coef"] = block[..., : self.features]
+            if self.intercept:
+                found[f"{prefix}intercept"] = block[..., -1]
+        return found
+
+    def _split(self, draws: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return np.asarray(draws).reshape(len(draws), -1), {}
+
+    def coefficients(self, posterior: Family) -> Coefficients:
+        """Weights, and the intercept after them, one output after the other; in the units of the model's inputs."""
+        number = max(self.outputs, len(self.blocks)) * self.columns
+        return Coefficients([self._coefficient_name(place) for place in range(number)], posterior, self._split)
+
+    def _coefficient_name(self, place: int, features: Sequence[str] = ()) -> str:
+        block, column = divmod(place, self.columns)
+        known = len(features) == self.features
+        name = "intercept" if column >= self.features else features[column] if known else f"weight {column}"
+        return f"class {block}, {name}" if self.outputs > 1 else f"{self.blocks[block]}{name}"
+
+    def parameter_name(self, tree: Any, place: int, features: Sequence[str] = ()) -> str:
+        if place < self.outputs * self.columns:
+            return self._coefficient_name(place, features)
+        return super().parameter_name(tree, place, features)
 
     def doubts(self, posterior: Any) -> list[str]:
         """Weights far out in the tail of their prior: in units of such size, it is not weak."""
@@ -200,7 +236,7 @@ class LinearRegression(LinearPredictor):
     @property
     def conjugate(self) -> bool:  # type: ignore[override]
         """A mean-field message is not where it leads to: coefficients move together."""
-        return self.posterior == "full"
+        return self.noise is None or self.family.is_full
 
     @property
     def exact(self) -> bool:
@@ -251,6 +287,21 @@ class LinearRegression(LinearPredictor):
     def replicated(self, params: Any, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
         w, noise = (params, hyper["noise"]) if self.noise is not None else (params[0], 1 / jnp.sqrt(params[1]))
         return {"y": data.X @ w + noise * jax.random.normal(key, data.y.shape, data.y.dtype)}
+
+    def expected_response(self, q: Any, X: Array) -> Array | None:
+        return X @ q.location if self.noise is None else None
+
+    def _split(self, draws: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        if self.noise is not None:
+            return LinearPredictor._split(self, draws)
+        weights, precision = draws
+        return np.asarray(weights), {"noise": 1 / np.sqrt(np.asarray(precision))}
+
+    def coefficients(self, posterior: Any) -> Coefficients:
+        found = LinearPredictor.coefficients(self, posterior)
+        return (
+            found if self.noise is not None else replace(found, log_quantiles={"noise": posterior.log_noise_quantile})
+        )
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
         if self.noise is not None:
@@ -309,7 +360,7 @@ class SoftmaxRegression(LinearPredictor):
     @property
     def projected(self) -> bool:  # type: ignore[override]
         """Several correlated predictors per row have no cheap projection."""
-        return self.posterior == "mean-field"
+        return self.family.is_mean_field
 
     @property
     def outputs(self) -> int:  # type: ignore[override]
@@ -317,9 +368,8 @@ class SoftmaxRegression(LinearPredictor):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = jnp.tile(self.prior_precision(hyper), (self.classes, 1))
-        if self.posterior == "mean-field":
-            return MeanField(jnp.zeros_like(precision), precision)
-        return Gaussian(jnp.zeros(precision.size, self.dtype), jnp.diag(precision.ravel()))
+        precision = precision if self.posterior == "mean-field" else precision.ravel()
+        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         return check_labels(site, LinearPredictor.targets(self, site, y), self.classes).astype(np.int32)

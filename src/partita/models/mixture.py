@@ -9,7 +9,7 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import Dirichlet, Family, Independent, NormalGamma, NormalWishart, Product
-from partita.families.gaussian import LOG_2PI
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper, shard_of_rows

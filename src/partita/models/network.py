@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.errors import InputError, ShardError
 from partita.families import Family, MeanField
-from partita.families.gaussian import LOG_2PI
+from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive, is_whole
 from partita.foundation.runtime import Array
 from partita.foundation.text import clean
@@ -34,10 +34,10 @@ DRAWS = 256
 
 
 class Layer(NamedTuple):
-    """inputs @ weights + bias."""
+    """inputs @ weights + bias; or only the shapes of both."""
 
-    weights: Array
-    bias: Array
+    weights: Any
+    bias: Any
 
 
 def _gaussian(key: Array, mean: Array, variance: Array) -> Array:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError, ShardError, reason
-from partita.families import Family, Gaussian, MeanField
+from partita.families import GAUSSIANS, Family, MeanField
 from partita.foundation.checks import import_extra
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models.base import AbstractModel, Hyper, Weighted
+from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
@@ -23,12 +24,21 @@ from partita.shards import Shard, as_numbers, check_rows, check_weights, make_sh
 class Observed(NamedTuple):
     """A shard's rows; where there are local variables, its groups, each with as many rows as the largest."""
 
-    arrays: dict[str, Array]
-    # Which rows of a group are there, and which of the program's groups it is.
-    there: Array | None
-    group: Array | None
+    arrays: Mapping[str, Array]
+    # Which rows of a group are there, and which of the program's groups it is; None, where rows have no groups.
+    there: Any
+    group: Any
     # Whether this is the site of the prior, which has no data.
     is_prior: Array
+
+
+class Laid(NamedTuple):
+    """What a program is made of; and the Gaussian in the place of its prior, and whether that is the prior."""
+
+    layout: Layout
+    location: np.ndarray
+    scale: np.ndarray
+    is_gaussian: bool
 
 
 class PriorTerms(NamedTuple):
@@ -56,21 +66,25 @@ class NumPyroModel(AbstractModel):
     def smooth(self) -> bool:
         return self.layout is not None and self.layout.is_smooth
 
-    def opened(self, shards: Sequence[Any]) -> tuple[Self, Sequence[Any]]:
-        """Sized by the first shard. What a prior is beside a Gaussian, if it is none, becomes a last site's factor."""
-        model: Any = self
-        if self.layout is None:
-            first = shards[0]() if callable(shards[0]) else shards[0]
-            model = self.sized(first)
-        if self.local and not any(callable(shard) for shard in shards):
-            model = replace(model, group_rows=rounded(model._largest_group(shards)))
-        if model.is_gaussian or model.given_prior is not None:
-            return model, shards
-        return model, [*shards, PriorTerms()]
+    @property
+    def needs_rows(self) -> bool:
+        return self.layout is None
+
+    @property
+    def needs_groups(self) -> bool:
+        return bool(self.local)
+
+    @property
+    def own_shards(self) -> tuple[Any, ...]:
+        """What a prior is beside a Gaussian, if it is none, becomes the factor of a last site."""
+        return () if self.is_gaussian or self.given_prior is not None else (PriorTerms(),)
 
     def sized(self, like: Any) -> Self:
         """The same model for shards like this one. No data are kept."""
-        rows = self._arrays(0, like)
+        return self.with_layout(self.lay_out(0, like))
+
+    def lay_out(self, site: int, raw: Any) -> Laid:
+        rows = self._arrays(site, raw)
         row = {name: array[:1] for name, array in rows.items()}
         some = np.unique(np.linspace(0, len(rows[self.names[0]]) - 1, 3).astype(int))
         with precision(np.float64):
@@ -78,10 +92,13 @@ class NumPyroModel(AbstractModel):
             check_rows_apart(
                 self.program, layout, {name: array[some] for name, array in rows.items()}, by_row=not self.local
             )
-            location, scale, is_gaussian = self._base(layout)
-            sized = replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
-            sized._check_compiles(row)
-        return sized
+            laid = Laid(layout, *self._base(layout))
+            self.with_layout(laid)._check_compiles(row)
+        return laid
+
+    def with_layout(self, found: Laid) -> Self:
+        layout, location, scale, is_gaussian = found
+        return replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
 
     def _check_compiles(self, row: Mapping[str, np.ndarray]) -> None:
         numbers = jnp.zeros(self._sized().size), jnp.zeros(self._sized().local_size)
@@ -109,8 +126,7 @@ class NumPyroModel(AbstractModel):
     def natural_prior(self, hyper: Hyper) -> Family:
         self._sized()
         precision = 1 / jnp.asarray(self.scale) ** 2
-        pull = precision * jnp.asarray(self.location)
-        return Gaussian(pull, jnp.diag(precision)) if self.posterior == "full" else MeanField(pull, precision)
+        return GAUSSIANS[self.posterior].independent(jnp.asarray(self.location), precision)
 
     @property
     def start(self) -> Family | None:
@@ -185,18 +201,19 @@ class NumPyroModel(AbstractModel):
                 raise ShardError(site, argument, "names groups: expected a whole number for each row")
         return arrays
 
-    def _largest_group(self, shards: Sequence[Any]) -> int:
-        """How many rows it has. A group's variables are at one site, or they would be counted twice."""
+    def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
+        codes, sizes = np.unique(self._arrays(site, raw)[self.local[0][1]], return_counts=True)
+        return codes.astype(np.int64), int(sizes.max())
+
+    def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
+        """Padded to the largest group of all. A group's variables are at one site, or they would be counted twice."""
         seen: dict[int, int] = {}
-        most = 0
-        for site, shard in enumerate(shards):
-            codes, sizes = np.unique(self._arrays(site, shard)[self.local[0][1]], return_counts=True)
-            most = max(most, int(sizes.max()))
-            for code in codes:
-                if seen.setdefault(int(code), site) != site:
+        for site, (codes, _) in enumerate(found):
+            for code in codes.tolist():
+                if seen.setdefault(code, site) != site:
                     words = f"group {code} is at another site too: keep it whole"
-                    raise ShardError(site, self.local[0][1], words, seen[int(code)])
-        return most
+                    raise ShardError(site, self.local[0][1], words, seen[code])
+        return replace(self, group_rows=rounded(max(largest for _, largest in found)))
 
     def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> Array:
         """log p(y_n | θ) for each row, or for each group, its own variables integrated out."""
@@ -213,13 +230,13 @@ class NumPyroModel(AbstractModel):
         if not layout.local:
             return self._rows(self.run(params, None, data.arrays))
 
-        def of_group(arrays: dict[str, Array], there: Array, group: Array) -> Array:
+        def of_group(arrays: Mapping[str, Array], there: Array, group: Array) -> Array:
             joint = self._joint(arrays, there, group)
             return log_integral(joint, params, layout.local_size)
 
         return jax.vmap(of_group)(data.arrays, data.there, data.group)
 
-    def _joint(self, arrays: dict[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
+    def _joint(self, arrays: Mapping[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
         """log p(y, u | θ) of one group, as a function of θ and its own variables u."""
 
         def joint(params: Array, own: Array) -> Array:
@@ -305,6 +322,28 @@ class NumPyroModel(AbstractModel):
         with precision(np.float64):
             return on_host(_constrained(self, jnp.asarray(draws)))
 
+    def coefficients(self, posterior: Family) -> Coefficients:
+        """Global variables that are real numbers; beside them, single ones that are positive."""
+        latents = self._sized().latents
+        real = [latent for latent in latents if latent.support == "real"]
+        positive = {
+            latent.name: latent.start for latent in latents if latent.support == "positive" and not latent.shape
+        }
+        places = [place for latent in real for place in range(latent.start, latent.stop)]
+
+        def split(draws: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+            numbers = np.asarray(draws)
+            return numbers[:, places], {name: np.exp(numbers[:, place]) for name, place in positive.items()}
+
+        return Coefficients(
+            [name_place({one.name: np.empty(one.shape)}, i) for one in real for i in range(one.stop - one.start)],
+            posterior,
+            split,
+            places,
+            latents[-1].stop,
+            {name: normal_quantiles(posterior, place) for name, place in positive.items()},
+        )
+
     def sample_local(self, posterior: Family, key: Any, number: int, raw: Any) -> dict[str, np.ndarray]:
         """Draws of a site's own variables, for its groups in order, each with a draw of θ; for the site to look at.
 
@@ -343,7 +382,7 @@ def _constrained(model: NumPyroModel, draws: Array) -> dict[str, Array]:
 def _local_draws(model: NumPyroModel, draws: Array, noise: Array, data: Observed) -> dict[str, Array]:
     layout = model._sized()
 
-    def of_group(params: Array, z: Array, arrays: dict[str, Array], there: Array, group: Array) -> dict[str, Array]:
+    def of_group(params: Array, z: Array, arrays: Mapping[str, Array], there: Array, group: Array) -> dict[str, Array]:
         peak = find_peak(model._joint(arrays, there, group), params, layout.local_size)
         sites = model.run(params, peak.mode + peak.root @ z, arrays)
         return {latent.name: jnp.take(sites[latent.name].value, group, axis=latent.axis) for latent in layout.local}
@@ -389,7 +428,7 @@ def from_numpyro(
     import_extra("numpyro", "NumPyro", "numpyro")
     if not callable(model):
         raise InputError(f"model: expected a function with numpyro.sample statements, got {type(model).__name__}")
-    if posterior not in ("full", "mean-field"):
+    if posterior not in GAUSSIANS:
         raise InputError(f'posterior: expected "full" or "mean-field", got {posterior!r}')
     names = (data,) if isinstance(data, str) else tuple(data)
     takes = inspect.signature(model).parameters

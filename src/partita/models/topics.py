@@ -140,14 +140,14 @@ class LatentDirichletAllocation(AbstractModel):
         start = jnp.broadcast_to((alpha + total / self.topics)[:, None], (len(total), self.topics))
 
         def ascended(likely: Array, counts: Array) -> Array:
-            def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            def step(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
                 number, gamma, _ = carry
                 weight = jnp.exp(_expected_logs(gamma))
                 ratio = counts / jnp.maximum(jnp.einsum("nkl,nk->nl", likely, weight), LEAST)
                 new = alpha + weight * jnp.einsum("nkl,nl->nk", likely, ratio)
                 return number + 1, new, jnp.max(jnp.mean(jnp.abs(new - gamma), axis=1))
 
-            def again(carry: tuple[Array, Array, Array]) -> Array:
+            def again(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
                 return (carry[0] < self.iterations) & (carry[2] > self.tolerance)
 
             first = (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, start.dtype))

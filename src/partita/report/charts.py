@@ -104,7 +104,7 @@ def plotly_text(text: str) -> str:
     return html.escape(clean(text), quote=False)
 
 
-def label_picture(shards: Sequence[tuple]) -> Picture:
+def label_picture(shards: Sequence[tuple[np.ndarray, ...]]) -> Picture:
     """How many rows of which label every site has."""
     import plotly.graph_objects as go
 

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from partita.families import Family, Gaussian, MeanField
+from partita.families import Family
 from partita.foundation.runtime import precision
-from partita.models import AbstractModel
-from partita.models.linear import LinearPredictor
+from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.report.charts import Picture, interval_picture
 from partita.result import Result
 
@@ -27,7 +26,7 @@ def posterior_picture(result: Result, features: Sequence[str] = ()) -> Picture |
     if found is None:
         return None
     tree, low, middle, high = found
-    return interval_picture(lambda place: name_of(result.model, tree, place, features), low, middle, high)
+    return interval_picture(lambda place: result.model.parameter_name(tree, place, features), low, middle, high)
 
 
 def in_units(result: Result) -> np.ndarray | None:
@@ -40,10 +39,7 @@ def in_units(result: Result) -> np.ndarray | None:
         return None
     if len(design["columns"]) != model.features:
         return None
-    centre, unit = np.asarray(design["centre"]), np.asarray(design["unit"])
-    block = np.diag(np.append(1 / unit, np.ones(model.columns - model.features)))
-    if model.intercept:
-        block[-1, :-1] = -centre / unit
+    block = to_units_of_data(np.asarray(design["centre"]), np.asarray(design["unit"]), model.intercept)
     return np.kron(np.eye(max(model.outputs, len(model.blocks))), block)
 
 
@@ -51,17 +47,14 @@ def intervals(
     posterior: Family, units: np.ndarray | None = None
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray] | None:
     """Parameters as a tree, and the quantiles of all of them in a row; of the first ones times a matrix, if given."""
-    if isinstance(posterior, Gaussian | MeanField):
-        middle, scale = _flat(posterior.location), _flat(posterior.scale)
+    if posterior.is_gaussian:
+        gaussian = posterior.as_gaussian("report")
+        middle, scale = _flat(gaussian.location), _flat(gaussian.scale)
         if units is not None:
-            A = _padded(units, len(middle))
-            middle = A @ middle
-            if isinstance(posterior, Gaussian):
-                scale = np.sqrt(np.sum((A @ np.asarray(posterior.covariance)) * A, axis=1))  # diag(A Σ Aᵀ)
-            else:
-                scale = np.sqrt(A**2 @ scale**2)
+            found = gaussian.marginals(_padded(units, len(middle)))
+            middle, scale = found.mean, found.deviation
         half = float(ndtri(0.975)) * scale
-        return posterior.location, middle - half, middle, middle + half
+        return gaussian.location, middle - half, middle, middle + half
     with precision(posterior.dtype):
         like = jax.eval_shape(posterior.sample, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(like)) > MOST_DRAWN:
@@ -85,21 +78,3 @@ def _padded(units: np.ndarray, size: int) -> np.ndarray:
 
 def _flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def name_of(model: AbstractModel, tree: Any, place: int, features: Sequence[str] = ()) -> str:
-    """What a parameter is called: a weight of a linear model, or where it is in its tree."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    if isinstance(model, LinearPredictor) and place < model.outputs * model.columns:
-        output, column = divmod(place, model.columns)
-        known = len(features) == model.features
-        name = "intercept" if column >= model.features else features[column] if known else f"weight {column}"
-        return f"class {output}, {name}" if model.outputs > 1 else name
-    for path, leaf in leaves:
-        size = int(np.prod(leaf.shape))
-        if place < size:
-            indices = ", ".join(map(str, np.unravel_index(place, leaf.shape)))
-            name = jax.tree_util.keystr(path, simple=True, separator=".") or "θ"
-            return f"{name}[{indices}]" if leaf.shape else name
-        place -= size
-    raise IndexError(place)

@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.families import Family, inner
 from partita.families.cone import is_surely_inside
-from partita.foundation.runtime import on_host, precision
+from partita.foundation.runtime import Array, on_host, precision
 
 
 def divergence(first: Family, second: Family) -> float:
@@ -60,12 +60,12 @@ class Landmarks:
 
 
 @eqx.filter_jit
-def _kl(first: Family, second: Family) -> jax.Array:
+def _kl(first: Family, second: Family) -> Array:
     return first.kl(second)
 
 
 @eqx.filter_jit
-def _movement(new: Family, old: Family) -> tuple[jax.Array, jax.Array, Any]:
+def _movement(new: Family, old: Family) -> tuple[Array, Array, Any]:
     """E_new[log new / old], up to both scales; A(new); and the mean of new."""
     mean = new.mean()
     return inner(new / old, mean), new.log_partition(), mean

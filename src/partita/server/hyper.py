@@ -17,7 +17,7 @@ import optax
 from partita.errors import InputError
 from partita.families import Family, inner
 from partita.foundation.checks import check_positive
-from partita.foundation.runtime import on_host, precision
+from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper
 from partita.wire.tasks import Update
 
@@ -133,7 +133,7 @@ def _prior_gradient(model: AbstractModel, hyper: Hyper, posterior: Family) -> Hy
     """E_q[d log p(θ | ε) / dε] = d/dε (⟨η₀(ε), μ_q⟩ - A(η₀(ε)))."""
     mean = posterior.mean()
 
-    def expected_log_prior(hyper: Hyper) -> jax.Array:
+    def expected_log_prior(hyper: Hyper) -> Array:
         prior = model.prior(hyper)
         return inner(prior, mean) - prior.log_partition()
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from partita.expectations import Expectation
 from partita.families import Family, inner
-from partita.families.stacks import stacked
 from partita.foundation.digests import content_digest
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import Array, on_host, precision, stack_trees
 from partita.free_energy import LocalProblem
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard, padded_together
@@ -71,7 +70,7 @@ class Worker:
     def _stacks(self) -> dict[tuple, Shard]:
         """The shards of small sites, stacked by shape."""
         groups = {shape: sites for shape, sites in self._groups.items() if not self._is_large(sites[0])}
-        return {shape: stacked([self.shards[s] for s in sites]) for shape, sites in groups.items()}
+        return {shape: stack_trees([self.shards[s] for s in sites]) for shape, sites in groups.items()}
 
     def _is_large(self, site: int) -> bool:
         shard = sum(leaf.nbytes for leaf in jax.tree.leaves(self.shards[site]))
@@ -134,8 +133,8 @@ class Worker:
                     first.cavity if first.start is None else first.start,
                     first.anchor,
                     *shared,
-                    stacked([task.cavity for task in tasks]),
-                    stacked([task.factor for task in tasks]),
+                    Family.stack([task.cavity for task in tasks]),
+                    Family.stack([task.factor for task in tasks]),
                     *mine,
                 )
             answers, info, expected, gradients = on_host(result)
@@ -170,7 +169,7 @@ class Worker:
                         job.solver,
                         job.expectation,
                         posterior,
-                        None if factors is None else stacked([factors[site] for site in sites]),
+                        None if factors is None else Family.stack([factors[site] for site in sites]),
                         _array_hyper(hyper, job.model),
                         np.asarray(job.seed, np.uint32),
                         self._stacked(shape, sites),

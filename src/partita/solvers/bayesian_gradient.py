@@ -1,11 +1,8 @@
 """Bayesian gradient descent: a step in closed form from what is believed to what a batch says."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from partita.errors import InputError
 from partita.families import Family, MeanField
 from partita.foundation.checks import check_count
 from partita.foundation.runtime import Array
@@ -31,26 +28,25 @@ class BayesianGradient(Solver):
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
-        if not isinstance(posterior, MeanField):
-            raise InputError('BayesianGradient: needs a diagonal Gaussian: posterior="mean-field"')
-        cavity: Any = problem.cavity
+        begin = posterior.as_mean_field("BayesianGradient")
+        cavity = problem.cavity.as_mean_field("BayesianGradient")
 
-        def step(number: Array, carry: tuple[Any, Array, Array]) -> tuple[Any, Array, Array]:
+        def step(number: Array, carry: tuple[MeanField, Array, Array]) -> tuple[MeanField, Array, Array]:
             q, first_value, good = carry
-            value, message = problem.message(q, jax.random.fold_in(key, number))
-            told: Any = message
+            value, found = problem.message(q, jax.random.fold_in(key, number))
+            message = found.as_mean_field("BayesianGradient")
             location = jax.tree.map(
                 lambda m_c, p_c, shift, curvature, m: m_c + (shift - curvature * m) / p_c,
-                *(cavity.location, cavity.precision, told.precision_times_location, told.precision, q.location),
+                *(cavity.location, cavity.precision, message.precision_times_location, message.precision, q.location),
             )
             moved = MeanField.from_moments(
-                location, jax.tree.map(_scale, cavity.precision, told.precision, q.precision)
+                location, jax.tree.map(_scale, cavity.precision, message.precision, q.precision)
             )
             fine = all_finite((value, moved))
             kept = jax.tree.map(lambda a, b: jnp.where(fine, a, b), moved, q)
             return kept, jnp.where(number == 0, value, first_value), good & fine
 
-        start = (posterior, jnp.zeros((), posterior.dtype), jnp.asarray(True))
+        start = (begin, jnp.zeros((), posterior.dtype), jnp.asarray(True))
         refined, first_value, good = jax.lax.fori_loop(0, self.steps, step, start)
         outcome = jnp.where(good, Outcome.STEPS_DONE, Outcome.NOT_FINITE)
         return refined, SolverInfo(first_value, jnp.asarray(self.steps), outcome)

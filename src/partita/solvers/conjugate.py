@@ -105,7 +105,7 @@ class ConjugateGradient(Solver):
             enough = problem.free_energy(moved, key) >= now + SUFFICIENT * step_size * slope
             return ~(moved.is_proper() & enough) & (halvings < HALVINGS)
 
-        def halved(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        def halved(carry: Any) -> Any:
             return 0.5 * carry[0], carry[1] + 1
 
         step_size, halvings = jax.lax.while_loop(too_long, halved, (first, jnp.zeros((), jnp.int32)))

@@ -1,6 +1,6 @@
 """Fixed-point iteration of the local free energy: natural gradients, mirror descent, analytic updates."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ class FixedPoint(Solver):
         def too_large(carry: tuple[Array, Array]) -> Array:
             return ~will_do(carry[0]) & (carry[1] < HALVINGS)
 
-        def halved(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        def halved(carry: Any) -> Any:
             return 0.5 * carry[0], carry[1] + 1
 
         step_size, halvings = jax.lax.while_loop(too_large, halved, (state.step_size, jnp.zeros((), jnp.int32)))

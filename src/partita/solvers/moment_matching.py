@@ -1,14 +1,14 @@
 """Power expectation propagation: a factor is refined by matching moments of a tilted distribution."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
 from partita.expectations import TINY, hermite
-from partita.families import Family, Gaussian, MeanField, inner
+from partita.families import AbstractGaussian, Family, inner
 from partita.foundation.checks import check_count, check_share
 from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
@@ -104,23 +104,26 @@ class MomentMatching(Solver):
 
     def _matched(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         """log E_q[(p / t)^α] / α + E_q[log t], which stands for E_q[log p]; and the density with the tilted moments."""
-        if not isinstance(q, Gaussian | MeanField):
+        if not q.is_gaussian:
             return self._weighted(problem, q, factor, key)
+        gaussian = q.as_gaussian("MomentMatching")
         if problem.has_one_predictor:
-            return self._projected(q, factor, problem.shard.data.X[0], problem.row_log_prob(0))
-        if jnp.shape(q.location) == (1,):
+            return self._projected(gaussian, factor, problem.shard.data.X[0], problem.row_log_prob(0))
+        if gaussian.is_vector and gaussian.size == 1:
             log_prob = jax.vmap(lambda theta: problem.log_prob(theta[None]))
-            return self._projected(q, factor, jnp.ones(1, q.dtype), log_prob)
+            return self._projected(gaussian, factor, jnp.ones(1, q.dtype), log_prob)
         return self._weighted(problem, q, factor, key)
 
-    def _projected(self, q: Any, factor: Family, x: Array, log_prob: Callable[[Array], Array]) -> tuple[Array, Family]:
+    def _projected(
+        self, q: AbstractGaussian, factor: Family, x: Array, log_prob: Callable[[Array], Array]
+    ) -> tuple[Array, Family]:
         """Over f = xᵀθ, at nodes where the posterior is, then twice where the tilted distribution was found to be."""
-        cavity = q / factor**self.power
+        cavity = q / factor.as_gaussian("MomentMatching") ** self.power
         m, v = _predictor(cavity, x)
         log_z, centre, spread = self._tilted((m, v), _predictor(q, x), log_prob)
         ratio = log_z + cavity.log_partition() - q.log_partition()
         value = ratio / self.power + inner(factor, q.mean())
-        return value, _with_moments(cavity, x, (m, v), (centre, spread))
+        return value, cavity.matched_along(x, (m, v), (centre, spread))
 
     def _tilted(
         self, cavity: tuple[Array, Array], near: tuple[Array, Array], log_prob: Callable[[Array], Array]
@@ -142,11 +145,13 @@ class MomentMatching(Solver):
     def _swept(self, problem: LocalProblem, posterior: Family, key: Array) -> tuple[Family, SolverInfo]:
         """Parallel EP over the rows of a shard: sites exp(g f - h f² / 2) over their predictors."""
         model, X, weights = problem.model, problem.shard.data.X, problem.shard.weights
-        if not (model.projected and model.outputs == 1 and isinstance(posterior, Gaussian)):
+        if not (model.projected and model.outputs == 1 and posterior.is_full):
             raise InputError("MomentMatching: each_row needs one linear predictor and a full Gaussian")
 
-        def with_sites(g: Array, h: Array) -> Any:
-            return problem.cavity * Gaussian(X.T @ g, (X.T * h) @ X)
+        cavity = problem.cavity.as_gaussian("MomentMatching")
+
+        def with_sites(g: Array, h: Array) -> AbstractGaussian:
+            return cavity * cavity.quadratic_along(X, g, h)
 
         def matched(row: Array, m: Array, v: Array, g: Array, h: Array) -> tuple[Array, Array]:
             precision = 1 / v - self.power * h
@@ -172,7 +177,7 @@ class MomentMatching(Solver):
         outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
         return kept, SolverInfo(value, jnp.asarray(self.steps), outcome)
 
-    def _weighted(self, problem: LocalProblem, q: Any, factor: Family, key: Array) -> tuple[Array, Family]:
+    def _weighted(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         params = q.sample(key, (self.draws,))
         statistics = jax.vmap(q.statistics)(params)
         log_factor = jax.vmap(lambda one: inner(factor, one))(statistics)
@@ -187,19 +192,7 @@ class MomentMatching(Solver):
         return value, type(q).from_mean(moved)
 
 
-def _predictor(q: Any, x: Array) -> tuple[Array, Array]:
+def _predictor(q: AbstractGaussian, x: Array) -> tuple[Array, Array]:
     """Mean and variance of xᵀθ."""
     m, v = q.moments_along(x[None])
     return m[0], jnp.maximum(v[0], TINY)
-
-
-def _with_moments(cavity: Any, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Family:
-    """A Gaussian × a function of xᵀθ: the Gaussian with its moments, from those of xᵀθ without and with it."""
-    (m, v), (tilted_m, tilted_v) = before, after
-    if isinstance(cavity, Gaussian):
-        precision = 1 / tilted_v - 1 / v
-        return cavity * Gaussian((tilted_m / tilted_v - m / v) * x, precision * jnp.outer(x, x))
-    along = cavity.variance * x
-    variance = cavity.variance + along**2 * (tilted_v - v) / v**2
-    location = cavity.location + along * (tilted_m - m) / v
-    return MeanField(location / variance, 1 / variance)

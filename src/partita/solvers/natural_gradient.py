@@ -73,30 +73,30 @@ class NaturalGradient(Solver):
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
-        if not isinstance(posterior, MeanField):
-            raise InputError(f"NaturalGradient: needs a mean-field Gaussian, not a {type(posterior).__name__}")
+        begin = posterior.as_mean_field("NaturalGradient")
         batches = Batches(problem, self.batch_size, jax.random.fold_in(key, 0))
         first, order = batches.take(jnp.asarray(0), batches.start())
-        value = first.expected_log_prob(posterior, key)
+        value = first.expected_log_prob(begin, key)
         limit = batches.limit(self.epochs, self.steps)
-        zeros = jax.tree.map(jnp.zeros_like, posterior.location)
-        start = _State(jnp.asarray(0), order, posterior.location, posterior.precision, zeros, zeros, jnp.asarray(True))
+        zeros = jax.tree.map(jnp.zeros_like, begin.location)
+        start = _State(jnp.asarray(0), order, begin.location, begin.precision, zeros, zeros, jnp.asarray(True))
         end = jax.lax.while_loop(
             lambda state: (state.number < limit) & state.good,
             lambda state: self._step(batches, state, limit, key),
             start,
         )
-        moved = MeanField(jax.tree.map(lambda m, p: m * p, end.location, end.precision), end.precision)
+        moved = MeanField.independent(end.location, end.precision)
         refined = jax.tree.map(lambda a, b: jnp.where(end.good, a, b), moved, problem.cavity * factor)
         outcome = jnp.where(end.good, Outcome.STEPS_DONE, Outcome.NOT_FINITE)
         return refined, SolverInfo(value, end.number, outcome)
 
     def _step(self, batches: Batches, state: _State, limit: Array, key: Array) -> _State:
         local, order = batches.take(state.number, state.order)
-        q = MeanField(jax.tree.map(lambda m, p: m * p, state.location, state.precision), state.precision)
+        q = MeanField.independent(state.location, state.precision)
         _, message = local.message(q, jax.random.fold_in(jax.random.fold_in(key, 1), state.number))
-        # Of the local free energy, by the location: what the message and the cavity pull towards.
-        target: Any = local.cavity * message
+        # The gradient of the local free energy by the location is what the message and the cavity pull towards.
+        cavity = local.cavity.as_mean_field("NaturalGradient")
+        target = cavity * message.as_mean_field("NaturalGradient")
         gradient = jax.tree.map(
             lambda h, p, m: h - p * m, target.precision_times_location, target.precision, state.location
         )
@@ -106,7 +106,7 @@ class NaturalGradient(Solver):
             lambda p, t, c: jnp.maximum(p + self.precision_rate * (t - p), 0.5 * jnp.minimum(p, c)),
             state.precision,
             target.precision,
-            local.cavity.precision,  # type: ignore[attr-defined]
+            cavity.precision,
         )
         number = (state.number + 1).astype(q.dtype)
         # Averages start at zero: divide by how much of them is there.

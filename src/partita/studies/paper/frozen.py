@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.families import MeanField
-from partita.families.gaussian import MeanFieldMoments
-from partita.foundation.runtime import Array, on_host, precision
+from partita.families.mean_field import MeanFieldMoments
+from partita.foundation.runtime import Array, on_host, precision, ravel
 from partita.gp.beliefs import PRIOR_SCALE, exponentials, mirrored_normals
 from partita.gp.kernels import SquaredExponential
 from partita.gp.likelihoods import Probit
@@ -57,7 +56,7 @@ class FrozenClassifier:
 
         if not hasattr(self, "beliefs_"):
             self.beliefs_ = Beliefs(np.empty((0, X.shape[1])), np.empty(0), np.empty((0, 0)))
-            logs, self.unravel = ravel_pytree({k: np.log(v) for k, v in GP.initial(X.shape[1]).items()})
+            logs, self.unravel = ravel({k: np.log(v) for k, v in GP.initial(X.shape[1]).items()})
             self.location_, self.scale_ = np.asarray(logs, float), np.full(len(logs), PRIOR_SCALE)
         new = KMeans(min(self.points, len(X)), n_init=4, random_state=self.seed).fit(X).cluster_centers_
         with precision(np.float64):
@@ -69,7 +68,7 @@ class FrozenClassifier:
 
     @property
     def pseudo_points_(self) -> np.ndarray:
-        return self.beliefs_.points
+        return np.asarray(self.beliefs_.points)
 
     def hyperparameter_draws(self, number: int) -> dict[str, np.ndarray]:
         drawn = self._draw(number)
@@ -84,7 +83,8 @@ class FrozenClassifier:
         with precision(np.float64):
             noise = mirrored_normals(jax.random.key(self.seed), number, len(self.location_))
             logs: Any = self.location_ + self.scale_ * noise if self.variational else self.location_[None]
-            return on_host(exponentials(jax.vmap(self.unravel)(logs)))
+            drawn: dict[str, np.ndarray] = on_host(exponentials(jax.vmap(self.unravel)(logs)))
+        return drawn
 
     def _learn(self, new: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[Free, Beliefs, Array]:
         prior = MeanField.from_moments(self.location_, self.scale_)
@@ -117,7 +117,8 @@ class FrozenClassifier:
             params = exponentials(self.unravel(free.location))
             return free, bound(params, self.beliefs_, new, free, X, y)[1], -jnp.mean(losses[-max(1, self.steps // 4) :])
 
-        return train(free)
+        learnt: tuple[Free, Beliefs, Array] = train(free)
+        return learnt
 
 
 def bound(params: Any, old: Beliefs, new: Array, free: Free, X: Array, y: Array) -> tuple[Array, Beliefs]:
