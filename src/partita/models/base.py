@@ -14,6 +14,7 @@ from partita.errors import ImproperDensity, InputError, MissingCapability, Shard
 from partita.families import Family
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.metrics import classification, regression
 from partita.models.coefficients import Coefficients, name_leaves, name_place
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
@@ -67,7 +68,7 @@ class AbstractModel(eqx.Module):
         """p(θ | ε)."""
 
     @abstractmethod
-    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> PerRow:
         """log p(y_n | θ, ε) for each row."""
 
     @abstractmethod
@@ -104,11 +105,11 @@ class AbstractModel(eqx.Module):
         """New observations in the place of those, given θ; nothing, where a model cannot draw them."""
         return {}
 
-    def expected_log_prob(self, mean: Any, data: Any, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Any, hyper: Hyper) -> PerRow:
         """E_q[log p(y_n | θ, ε)] for each row, from the mean parameters of q; where `closed_form`."""
         raise InputError(f"{type(self).__name__} has no closed form")
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         """log p(y | f, ε) for one row, from its linear predictors f = xθ; where `projected`."""
         raise InputError(f"{type(self).__name__} has no linear predictor")
 
@@ -190,11 +191,11 @@ class Predictor(AbstractModel):
         drawn = self.sample_targets(self.predictors(params, data.X), hyper, key, data.y)
         return self.observed(data._replace(y=drawn))
 
-    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+    def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
         """Of new observations, noise included; where these are numbers around a mean."""
         raise InputError(f"return_std: {type(self).__name__} has no normal predictive; use predict_proba or sample")
 
-    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> PerRow:
         return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(self.predictors(params, data.X), data.y)
 
     def shard(self, site: int, raw: Any) -> Shard:
@@ -276,7 +277,7 @@ class Model(AbstractModel):
         assert self.given_prior is not None
         return self.given_prior
 
-    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> PerRow:
         return self.function(params, data, hyper) if self.initial_hyper else self.function(params, data)
 
     @property

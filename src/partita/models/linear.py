@@ -15,6 +15,7 @@ from partita.families import GAUSSIANS, Family, WeightsAndNoise
 from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, precision
+from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.models.base import Hyper, Predictor, Rows, check_labels
 from partita.models.coefficients import Coefficients
 from partita.shards import as_numbers
@@ -156,7 +157,7 @@ class Classifier(LinearPredictor):
 class LogisticRegression(Classifier):
     """P(y = 1) = σ(xᵀθ)."""
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return y * f - jax.nn.softplus(f)
 
     def response(self, f: Array) -> Array:
@@ -166,7 +167,7 @@ class LogisticRegression(Classifier):
 class ProbitRegression(Classifier):
     """P(y = 1) = Φ(xᵀθ)."""
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return log_ndtr((2 * y - 1) * f)
 
     def response(self, f: Array) -> Array:
@@ -185,10 +186,10 @@ class PoissonRegression(LinearPredictor):
             raise ShardError(site, "y", "counts must be whole numbers of at least 0")
         return y
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return y * f - jnp.exp(f) - gammaln(y + 1)
 
-    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> PerRow:
         """E[exp f] = exp(m + v/2) for a Gaussian predictor."""
         m, v = mean.moments_along(data.X)
         return data.y * m - jnp.exp(m + 0.5 * v) - gammaln(data.y + 1)
@@ -266,16 +267,16 @@ class LinearRegression(LinearPredictor):
             f"weights back; standardise targets, or raise noise_scale ({self.noise_scale:g}) and prior_scale with it",
         ]
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return -0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI
 
-    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> PerRow:
         if self.noise is not None:
             return Predictor.log_prob(self, params, data, hyper)
         w, tau = params
         return 0.5 * (jnp.log(tau) - LOG_2PI - tau * (data.y - data.X @ w) ** 2)
 
-    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> PerRow:
         if self.noise is not None:
             m, v = mean.moments_along(data.X)
             return self.pointwise(m, data.y, hyper) - 0.5 * v / hyper["noise"] ** 2
@@ -303,7 +304,7 @@ class LinearRegression(LinearPredictor):
             found if self.noise is not None else replace(found, log_quantiles={"noise": posterior.log_noise_quantile})
         )
 
-    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+    def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
         if self.noise is not None:
             return q.moments_along(X)[1] + hyper["noise"] ** 2
         return jnp.sum((X @ q.covariance) * X, axis=1) + q.noise_variance
@@ -325,13 +326,13 @@ class RobustRegression(LinearPredictor):
     def hyper(self) -> Hyper:
         return {"prior_scale": float(self.prior_scale), "noise": float(self.noise)}
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return student.logpdf(y, self.degrees, f, hyper["noise"])
 
     def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
         return f + hyper["noise"] * jax.random.t(key, self.degrees, f.shape, f.dtype)
 
-    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+    def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
         own = self.degrees / (self.degrees - 2) * hyper["noise"] ** 2 if self.degrees > 2 else jnp.inf
         return q.moments_along(X)[1] + own
 
@@ -377,7 +378,7 @@ class SoftmaxRegression(LinearPredictor):
     def predictors(self, params: Array, X: Array) -> Array:
         return X @ params.reshape(self.classes, self.columns).T
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return f[y] - jax.nn.logsumexp(f)
 
     def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
