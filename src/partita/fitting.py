@@ -4,32 +4,36 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
+from partita.designs.design import Reading
 from partita.engines import InProcess
 from partita.errors import InputError, NotFinite
 from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.foundation.plain import Row
 from partita.models import AbstractModel, Hyper, check_like, prior_of
+from partita.models.layout import unpack_layout
+from partita.models.programs import Laid
 from partita.result import Result
 from partita.server.events import Event
 from partita.server.loop import iterate
 from partita.server.rules.limits import divergence
 from partita.server.run import Run
 from partita.server.schedules import OnePass, Synchronous
-from partita.server.settings import Options, Settings, check_kinds, check_seed
+from partita.server.settings import Options, Settings, check_kinds
 from partita.server.storage import Journal
 from partita.shards import Shard
-from partita.site.columns import Columns, arrange_together
-from partita.site.worker import Worker, load_shards
+from partita.site.columns import Columns
+from partita.site.worker import load_shards
 from partita.solvers import FixedPoint
 from partita.solvers.choice import SOLVES
 from partita.telemetry import Callback
-from partita.wire.job import Job
-from partita.wire.naming import choose_names
+from partita.wire.engine import Engine, ask_all
+from partita.wire.naming import SiteNames, choose_names
+from partita.wire.questions import ColumnNames, ColumnNamesAnswer, Evaluate, Groups, Layout
 
 # How often a batch of a stream is solved, until nothing moves any more.
 SETTLES = Synchronous(rounds=30, settled=1e-9)
@@ -73,18 +77,8 @@ def fit(
     (array([1.6]), array([0.447214]))
     """
     check_kinds(callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
-    if resume and run_dir is None:
-        raise InputError("resume: needs the run_dir of the run")
     run, arranged = prepare(model, shards, settings, options, names, factors)
-    with ExitStack() as opened:
-        opened.enter_context(run.names.told())
-        for callback in callbacks:
-            if isinstance(callback, AbstractContextManager):
-                opened.enter_context(callback)
-        run.engine.open(run.job(), arranged)
-        opened.callback(run.engine.close)
-        journal = None if run_dir is None else opened.enter_context(run.journal(run_dir, resume))
-        return replace(finish(run, callbacks, journal), columns=Columns(arrange_together(shards)[0]))
+    return run_to_end(run, arranged, run_dir, resume, callbacks)
 
 
 def events(
@@ -103,11 +97,7 @@ def events(
     Every event carries the posterior of that moment.
     """
     run, arranged = prepare(model, shards, settings, options, names, factors)
-    with ExitStack() as opened:
-        opened.enter_context(run.names.told())
-        run.engine.open(run.job(), arranged)
-        opened.callback(run.engine.close)
-        journal = None if run_dir is None else opened.enter_context(run.journal(run_dir, resume))
+    with _open(run, arranged, run_dir, resume) as journal:
         for event, _ in _recorded(run, journal):
             yield event
 
@@ -119,19 +109,93 @@ def prepare(
     options: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
     factors: Sequence[Family] | None = None,
-) -> tuple[Run, Sequence[Any]]:
-    """A run whose parts have been checked, and chosen where they were left open; and its shards as sites take them."""
+) -> tuple[Run, list[Any]]:
+    """A run, its engine connected, and the shards of its sites: those that were given, and those of the model's own.
+
+    Whatever has to be known of data is asked of the sites.
+    """
     settings = (settings or Settings()).changed(options or {})
     check_sites(model, shards)
-    called = choose_names(names, shards)
-    with called.told():
-        model, arranged = model.opened(arrange_together(shards)[1])
+    site_names = choose_names(names, shards)
+    engine = InProcess() if settings.engine is None else settings.engine
+    engine.connect(shards, site_names, model)
+    try:
+        with site_names.told():
+            columns = _agree_on_order(ask_all(engine, ColumnNames(), len(shards), site_names))
+            model = _size_model(engine, model, len(shards), site_names)
+        run = make_run(model, len(shards), settings, engine, site_names, factors, columns=columns)
+        return run, [*shards, *model.own_shards]
+    except BaseException:
+        engine.close()
+        raise
+
+
+def make_run(
+    model: AbstractModel,
+    sites: int,
+    settings: Settings,
+    engine: Engine,
+    names: SiteNames,
+    factors: Sequence[Family] | None = None,
+    reading: Reading | None = None,
+    columns: tuple[str, ...] | None = None,
+) -> Run:
+    """A run of a model that knows what it is made of, on so many sites with data."""
     if factors is not None and settings.custody == "shared":
         raise InputError("factors: with custody='shared' there is one for all sites; leave them out")
     prior = prior_of(model, model.hyper)
     own = None if factors is None else [check_like(prior, proper=False, factors=factor) for factor in factors]
-    engine = InProcess() if settings.engine is None else settings.engine
-    return Run(model, len(arranged), settings.choose(model), engine, called, own), arranged
+    count = sites + len(model.own_shards)
+    return Run(model, count, settings.choose(model), engine, names, own, reading, columns)
+
+
+def _agree_on_order(answers: Sequence[ColumnNamesAnswer]) -> tuple[str, ...] | None:
+    """The order of columns for all sites: that of the first whose columns have names."""
+    return next((answer.names for answer in answers if answer.names is not None), None)
+
+
+def _size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNames) -> AbstractModel:
+    """A model that has to see rows or groups to know what it is made of, told by those who have them."""
+    if model.needs_rows:
+        (found,) = ask_all(engine, {0: Layout()}, sites, names)
+        model = model.with_layout(Laid(unpack_layout(found.layout), found.location, found.scale, found.is_gaussian))
+    if model.needs_groups:
+        answers = ask_all(engine, Groups(), sites, names)
+        model = model.with_groups([(answer.codes, answer.largest) for answer in answers])
+    return model
+
+
+def run_to_end(
+    run: Run,
+    shards: Sequence[Any],
+    run_dir: str | os.PathLike | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Run to the end, and close the engine."""
+    with _open(run, shards, run_dir, resume, callbacks) as journal:
+        return replace(finish(run, callbacks, journal), columns=Columns(run.columns))
+
+
+@contextmanager
+def _open(
+    run: Run,
+    shards: Sequence[Any],
+    run_dir: str | os.PathLike | None,
+    resume: bool,
+    callbacks: Sequence[Callback] = (),
+) -> Iterator[Journal | None]:
+    """Engine, journal and those who listen, from here to the end of a run."""
+    with ExitStack() as stack:
+        stack.callback(run.engine.close)
+        if resume and run_dir is None:
+            raise InputError("resume: needs the run_dir of the run")
+        stack.enter_context(run.names.told())
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                stack.enter_context(callback)
+        run.engine.open(run.job(), shards)
+        yield None if run_dir is None else stack.enter_context(run.journal(run_dir, resume))
 
 
 def _recorded(run: Run, journal: Journal | None, callbacks: Sequence[Callback] = ()) -> Iterator[tuple[Event, Row]]:
@@ -248,18 +312,18 @@ def evidence(
     expectation: Expectation | None = None,
     hyper: Hyper | None = None,
     seed: int = 0,
+    engine: Engine | None = None,
 ) -> float:
     """The global free energy of any posterior: a lower bound of log p(y), and equal to it where q is exact."""
-    check_sites(model, shards)
-    model, shards = model.opened(shards)
-    hyper = dict(model.hyper) if hyper is None else hyper
-    prior = prior_of(model, hyper)
-    check_like(prior, posterior=posterior)
-    checked = check_shards(model, shards)
-    chosen = choose(model, prior, expectation)
-    worker = Worker(Job(model, FixedPoint(), chosen, check_seed(seed), False, True), dict(enumerate(checked)))
-    log_probs = worker.evaluate(posterior, hyper)
-    check_log_probs(log_probs)
+    settings = Settings(solver=FixedPoint(), expectation=expectation, seed=seed, engine=engine)
+    run, shards = prepare(model, shards, settings)
+    with _open(run, shards, run_dir=None, resume=False):
+        hyper = dict(run.model.hyper) if hyper is None else hyper
+        prior = prior_of(run.model, hyper)
+        check_like(prior, posterior=posterior)
+        answers = ask_all(run.engine, Evaluate(posterior, hyper), run.sites, run.names)
+        log_probs = {site: answer.value for site, answer in enumerate(answers)}
+        check_log_probs(log_probs)
     return math.fsum(log_probs.values()) - divergence(posterior, prior)
 
 

@@ -13,7 +13,6 @@ from partita.fitting import fit
 from partita.formulas import regress
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
-from partita.formulas.tables import read_sites
 from partita.foundation.plain import Row
 from partita.models import AbstractModel
 from partita.predictive import expected_response
@@ -23,6 +22,7 @@ from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
 from partita.server.storage import read_names
 from partita.telemetry import Callback, Every
+from partita.wire.naming import name_sources
 
 # A watch is called with the name of a fit and labels for its events, and gives those who listen.
 Watch = Callable[[str, Row], Sequence[Callback]]
@@ -126,7 +126,7 @@ def prepare_run(path: Path, settings: Sequence[str], folder: Path, quiet: bool =
 def _prepare_regression(config: Config, path: Path, folder: Path, quiet: bool) -> RegressionRun:
     wanted = config.regression
     assert wanted is not None
-    sites = read_sites(config.data.sites, path.parent)
+    sites = name_sources(config.data.sites, path.parent)
     check_level(wanted.level)
     formulas = (wanted.formula, *wanted.compare)
     check_comparable(

@@ -99,6 +99,12 @@ def capacities(counts: Sequence[int]) -> list[int]:
     return [int(sizes[i]) for i in level]
 
 
+def agree_on_sizes(counts: Mapping[int, int]) -> dict[int, int]:
+    """What all sites of a run pad to, by site, from the numbers of their rows."""
+    sites = sorted(counts)
+    return dict(zip(sites, capacities([counts[site] for site in sites]), strict=True))
+
+
 def padded_together(shards: Sequence[Shard]) -> list[Shard]:
     """Shards of all sites of a run, padded."""
     sizes = capacities([int(shard.rows) for shard in shards])

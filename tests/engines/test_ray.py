@@ -137,3 +137,33 @@ def test_a_site_with_bad_data_says_which_and_why(engine):
         fit(engine(), shards=[SHARDS[0], (X[:, :1], Y)])
     with pytest.raises(InputError, match="Ray: timeout"):
         pt.engines.Ray(timeout=0.0)
+
+
+def test_a_regression_reads_tables_where_actors_are(engine, tmp_path):
+    """From functions that refuse to be called here, and from files: no table is in this process."""
+    pytest.importorskip("formulaic")
+    import pandas as pd
+
+    driver, sites = os.getpid(), {}
+    table = pd.DataFrame({"age": X[:, 0], "arm": np.where(X[:, 1] > 0, "drug", "none"), "ill": Y})
+    for m in range(3):
+        path = tmp_path / f"site{m}.csv"
+        table[m::3].to_csv(path, index=False)
+
+        def load(path=path):
+            assert os.getpid() != driver
+            return pd.read_csv(path)
+
+        sites[path.stem] = load
+    settings = {"family": "bernoulli", "quiet": True, "schedule": Synchronous(rounds=3), "held_out": 0.1}
+    here = pt.regress("ill ~ age + arm", str(tmp_path / "*.csv"), **settings)
+    with pytest.raises(AssertionError):
+        pt.regress("ill ~ age + arm", sites, **settings)
+    for given in (sites, str(tmp_path / "*.csv")):
+        there = pt.regress("ill ~ age + arm", given, engine=engine(actors=2), **settings)
+        assert there.result.fingerprint == here.result.fingerprint
+        assert there.log_evidence == here.log_evidence
+        assert there.coefficients() == here.coefficients()
+        assert there.calibration() == here.calibration()
+    with pytest.raises(InputError, match="site site0: has no column 'weight'"):
+        pt.regress("ill ~ weight", sites, engine=engine(actors=1), **settings)

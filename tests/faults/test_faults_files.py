@@ -35,7 +35,6 @@ from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpd
 from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.metrics import serve_metrics
 from partita.federation.state import read_state, write_state
-from partita.formulas.tables import read_sites
 from partita.foundation.files import read_json
 from partita.foundation.logs import open_log as logger
 from partita.foundation.loopback import MOST_CONNECTIONS
@@ -51,6 +50,7 @@ from partita.report.terminal import table_of
 from partita.server import storage
 from partita.server.rules.chain import Chain
 from partita.server.schedules import Asynchronous, Synchronous
+from partita.site.tables import read_sites
 from partita.studies.faults import torn_payloads
 from partita.wire.messages import Notice, decode_update
 

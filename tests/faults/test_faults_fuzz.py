@@ -43,7 +43,6 @@ from partita.federation.state import Requests, read_state, write_state
 from partita.fitting import prepare
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
-from partita.formulas.tables import read_sites, read_table
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json, parse_toml
 from partita.foundation.keys import read_public_key
@@ -56,6 +55,7 @@ from partita.server.settings import Settings
 from partita.site.consent import Consent
 from partita.site.policy import Policy
 from partita.site.settings import read_site
+from partita.site.tables import read_sites, read_table
 from partita.wire.recipe import Recipe
 
 GENERATOR = np.random.default_rng(0)

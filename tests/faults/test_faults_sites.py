@@ -32,8 +32,9 @@ from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent
 from partita.site.process import log_answers as logged
 from partita.site.settings import read_site
-from partita.wire.messages import encode_question, encode_task
-from partita.wire.questions import RECORD
+from partita.wire.codec import encode_question
+from partita.wire.messages import encode_task
+from partita.wire.questions import RECORD, Evaluate
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -75,7 +76,7 @@ def change(path, old, new):
 def question(recipe, kind="evaluate"):
     model = recipe.model
     prior = prior_of(model, model.hyper)
-    payload = encode_question(prior, model.hyper) if kind == "evaluate" else b""
+    payload = encode_question(Evaluate(prior, model.hyper)) if kind == "evaluate" else b""
     if kind == "refine":
         (task,) = Ledger(prior, 2).dispatch([0], model.hyper)
         payload = encode_task(task)

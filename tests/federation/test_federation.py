@@ -28,7 +28,9 @@ from partita.server.ledger import Ledger
 from partita.server.schedules import Board
 from partita.site.answers import Site, read_table
 from partita.site.settings import read_site, site_file_text
-from partita.wire.messages import decode_update, encode_question, encode_task
+from partita.wire.codec import encode_question
+from partita.wire.messages import decode_update, encode_task
+from partita.wire.questions import Evaluate
 from partita.wire.recipe import Recipe
 
 FEATURES = ("age", "bmi")
@@ -84,8 +86,9 @@ def test_a_site_answers_as_it_would_in_process(server, folder):
     (there,) = run.engine.collect()
     for a, b in zip(update.change.__dict__.values(), there.change.__dict__.values(), strict=True):
         np.testing.assert_array_equal(a, b)
-    asked = {**greeting, "payload": encode_question(prior, model.hyper)}
-    assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.evaluate(prior, model.hyper)[0]
+    question = Evaluate(prior, model.hyper)
+    asked = {**greeting, "payload": encode_question(question)}
+    assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.ask(question)[0].value
 
 
 def test_what_is_wrong_at_a_site_is_said(server, folder):

@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 import partita as pt
 from partita import telemetry
 from partita.cli import app
+from partita.designs.advice import doubt_levels, find_alike
+from partita.designs.design import choose_family
 from partita.errors import InputError, RunMismatch
-from partita.formulas.advice import alike, unlikely_levels
-from partita.formulas.design import as_family, designed
 from partita.launch import follow_run
 from partita.server.storage import read_names
+from silo_tables import read_design
 
 
 def table(rows=90):
@@ -45,7 +46,7 @@ def test_levels_that_differ_by_case_or_blanks_are_said_before_the_fit():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pt.regress("y ~ x + smoker", sites(), quiet=True)
-    assert alike(["a b", "AB", "c", "C ", "d"]) == [("a b", "AB"), ("c", "C ")]
+    assert find_alike(["a b", "AB", "c", "C ", "d"]) == [("a b", "AB"), ("c", "C ")]
 
 
 def test_so_are_those_of_targets_and_groups():
@@ -55,7 +56,7 @@ def test_so_are_those_of_targets_and_groups():
         pt.regress("ill ~ x", sites(ill=ill), family="bernoulli")
     ward = pd.Series(["a", "b", "c"] * 30)
     ward[0] = "A "
-    design, _ = designed("y ~ x + (1 | ward)", "gaussian", sites(ward=ward))
+    design, _ = read_design("y ~ x + (1 | ward)", "gaussian", sites(ward=ward))
     assert design.advice == (
         "site north: 1 groups of 'ward' have names that differ by case or blanks only: make them alike",
     )
@@ -77,16 +78,16 @@ def test_dates_and_names_of_rows_are_no_levels(column, words):
     with pytest.raises(InputError, match=words):
         pt.regress("y ~ x + z", sites(z=column))
     # Whoever says that they are is warned.
-    design, _ = designed("y ~ x + C(z)", "gaussian", sites(z=column))
+    design, _ = read_design("y ~ x + C(z)", "gaussian", sites(z=column))
     assert len(design.advice) == 1
 
 
 def test_few_levels_and_many_rows_are_nothing_to_speak_of():
     levels = [f"level {i}" for i in range(100)]
-    assert unlikely_levels("z", levels, 1000) is None
-    assert unlikely_levels("z", [f"2020-01-{i:02d}" for i in range(1, 13)], 12) is None
+    assert doubt_levels("z", levels, 1000) is None
+    assert doubt_levels("z", [f"2020-01-{i:02d}" for i in range(1, 13)], 12) is None
     frame = pd.DataFrame({"z": levels * 4, "y": np.arange(400.0)})
-    design, _ = designed("y ~ C(z)", "gaussian", {"all": frame})
+    design, _ = read_design("y ~ C(z)", "gaussian", {"all": frame})
     assert "100 levels, with 4.0 rows each: if it names groups, (1 | z)" in design.advice[0]
     large = pd.DataFrame({"z": [f"2020-01-01 {i}" for i in range(1500)], "y": np.arange(1500.0)})
     with pytest.raises(InputError, match="site all: column 'z' holds dates"):
@@ -140,7 +141,7 @@ def test_a_regression_says_how_far_it_is_unless_it_is_quick_or_quiet(spoken, mon
     ],
 )
 def test_families_go_by_other_names(given, meant):
-    assert as_family(given) == meant
+    assert choose_family(given) == meant
 
 
 @pytest.mark.parametrize(
@@ -163,19 +164,18 @@ def test_the_family_of_another_package_gets_a_suggestion():
     import statsmodels.api as sm
 
     with pytest.raises(InputError, match=r"did you mean 'bernoulli'\?"):
-        as_family(sm.families.Binomial())
+        choose_family(sm.families.Binomial())
 
 
-def test_a_run_knows_what_sites_are_called(monkeypatch):
-    real, given = pt.fit, []
+def test_a_run_knows_what_sites_are_called():
+    class Watched(pt.engines.InProcess):
+        def open(self, job, shards):
+            self.names = job.names.names
+            super().open(job, shards)
 
-    def watched(*arguments, **settings):
-        given.append(settings["names"])
-        return real(*arguments, **settings)
-
-    monkeypatch.setattr("partita.formulas.fitting.fit", watched)
-    pt.regress("y ~ x", sites(), quiet=True)
-    assert given == [["north", "south"]]
+    engine = Watched()
+    pt.regress("y ~ x", sites(), engine=engine, quiet=True)
+    assert engine.names == ("north", "south")
 
 
 def test_who_watches_a_run_sees_names(tmp_path):

@@ -9,10 +9,10 @@ import statsmodels.formula.api as smf
 from numpy.testing import assert_allclose
 
 import partita as pt
+from partita.designs import language
+from partita.designs.language import parse
 from partita.errors import InputError
-from partita.formulas import language
-from partita.formulas.design import designed
-from partita.formulas.language import parse
+from silo_tables import read_design
 
 # Terms, and what of them is named.
 WHOLE_COLUMNS = {
@@ -139,7 +139,7 @@ BY_ROW = {
 @pytest.mark.parametrize("right", BY_ROW)
 def test_functions_of_a_row_are_read_as_on_pooled_data(right):
     """The same columns as patsy has of all rows at once."""
-    _, parts = designed(f"y ~ {right}", "poisson", SITES)
+    _, parts = read_design(f"y ~ {right}", "poisson", SITES)
     pooled = patsy.dmatrix(BY_ROW[right] or right, TABLE, return_type="dataframe")
     X = np.concatenate([rows.X for rows in parts.values()])
     expected = pooled.drop(columns="Intercept").to_numpy()
@@ -174,20 +174,20 @@ def test_a_row_outside_of_bounds_is_told_with_its_site():
 def test_whatever_gets_through_is_evaluated_on_some_rows_alone(monkeypatch):
     monkeypatch.setattr(language, "METHODS", (*language.METHODS, "rank"))
     with pytest.raises(InputError, match="site low: the formula gives a row other values if it is alone"):
-        designed("y ~ x.rank()", "poisson", SITES)
+        read_design("y ~ x.rank()", "poisson", SITES)
 
 
 def test_levels_that_are_named_are_all_of_them():
-    design, _ = designed("y ~ C(arm, levels=['c', 'b', 'a'])", "poisson", SITES)
+    design, _ = read_design("y ~ C(arm, levels=['c', 'b', 'a'])", "poisson", SITES)
     assert [name[-4:] for name in design.names] == ["T.b]", "T.a]"]
     with pytest.raises(InputError, match="leaves out levels that sites have"):
-        designed("y ~ C(arm, levels=['c', 'b'])", "poisson", SITES)
+        read_design("y ~ C(arm, levels=['c', 'b'])", "poisson", SITES)
 
 
 def test_more_coefficients_than_a_posterior_can_have():
     frame = pd.DataFrame({name: [f"{name}{i}" for i in range(300)] for name in "ab"} | {"y": np.arange(300.0)})
     with pytest.raises(InputError, match="up to 90601 coefficients"):
-        designed("y ~ C(a) * C(b)", "gaussian", {"all": frame})
+        read_design("y ~ C(a) * C(b)", "gaussian", {"all": frame})
 
 
 def test_interactions_that_are_few_are_written_out():
@@ -196,7 +196,7 @@ def test_interactions_that_are_few_are_written_out():
 
 
 def test_names_with_dots_are_found():
-    design, _ = designed("y ~ wt.loss + log(1 + `wt.loss`**2)", "poisson", SITES)
+    design, _ = read_design("y ~ wt.loss + log(1 + `wt.loss`**2)", "poisson", SITES)
     assert design.names == ("wt.loss", "log(1 + `wt.loss` ** 2)")
 
 

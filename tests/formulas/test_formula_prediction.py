@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 
 import partita as pt
 from partita.cli import app
+from partita.designs.calibration import predict_observations
 from partita.errors import CorruptStorage, InputError, RunMismatch
 from partita.server.storage import read_arrays, write_arrays
+from partita.site.reading import read_inputs
 
 
 def simulated(rows=400):
@@ -186,9 +188,10 @@ def test_programs_are_saved_too(formula, family, tmp_path):
     assert_array_equal(loaded.predict(NEW), found.predict(NEW))
     assert loaded.spreads() == found.spreads()
     # What is expected is the mean of what is drawn.
-    drawn = found._predicted(np.concatenate([rows.X for rows in found.sites.values()]), 4000, np.random.default_rng(1))
-    deviation = drawn.std(axis=0) / np.sqrt(4000)
     table = pd.concat([part[:80] for part in SITES.values()])
+    X, _ = read_inputs(found.design, table)
+    drawn = predict_observations(found.design, found._draw(4000, 1), X, np.random.default_rng(1))
+    deviation = drawn.std(axis=0) / np.sqrt(4000)
     off = np.abs(found.predict(table) - drawn.mean(axis=0))
     assert np.all(off < 6 * deviation + 0.02 * drawn.mean(axis=0))
     with pytest.raises(InputError, match=r"use pt\.Regression\.load"):

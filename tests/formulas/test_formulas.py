@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import partita as pt
 from partita.cli import app
 from partita.errors import CorruptStorage, InputError, StorageError
-from partita.formulas.design import designed
-from partita.formulas.fitting import _digest, _parted
-from partita.formulas.tables import read_sites
+from partita.formulas.agreement import agree
+from partita.formulas.silos import Silos
+from silo_tables import read_design
 
 
 def simulated(rows=400):
@@ -223,9 +223,10 @@ def test_the_same_rows_are_held_out_whatever_the_formula_is():
     sites = {name: part.assign(ward=np.arange(len(part)) // 2) for name, part in SITES.items()}
     digests = set()
     for formula in ("score ~ age", "score ~ arm + (1 | ward)"):
-        fitted, spare = _parted(designed(formula, "gaussian", sites)[1], 0.4, 1)
-        assert sum(len(rows.y) for rows in (*fitted.values(), *spare.values())) == len(TABLE)
-        digests.add(_digest(fitted))
+        with Silos.of(sites, None).connected() as silos:
+            agreement = agree(silos, formula, "gaussian", held_out=0.4, seed=1)
+        assert 0.5 * len(TABLE) < sum(counts.rows for counts in agreement.counts.values()) < 0.7 * len(TABLE)
+        digests.add(agreement.digest)
     assert len(digests) == 1
 
 
@@ -240,9 +241,9 @@ def test_numbers_that_are_text_are_no_levels():
 
 def test_columns_may_have_any_name():
     sites = {name: part.assign(**{"ward no": np.arange(len(part)) % 3}) for name, part in SITES.items()}
-    design, _ = designed("score ~ age + C(`ward no`)", "gaussian", sites)
+    design, _ = read_design("score ~ age + C(`ward no`)", "gaussian", sites)
     assert design.names == ("age", "C(`ward no`)[T.1]", "C(`ward no`)[T.2]")
-    design, parts = designed("score ~ age + (1 | `ward no`)", "gaussian", sites)
+    design, parts = read_design("score ~ age + (1 | `ward no`)", "gaussian", sites)
     assert (design.names, design.group) == (("age",), "ward no")
     assert len(np.unique(parts["hospital 2"].group)) == 3
 
@@ -271,8 +272,8 @@ def test_groups_with_long_numbers_stay_apart(tmp_path):
         {"y": np.arange(3000.0), "patient": np.repeat(patients, 2), "arm": np.tile([0.25, 1e7 + 1], 1500)}
     )
     table.to_csv(tmp_path / "north.csv", index=False)
-    sites = read_sites({"north": tmp_path / "north.csv", "south": table})
-    design, parts = designed("y ~ C(arm) + (1 | patient)", "gaussian", sites)
+    sites = {"north": tmp_path / "north.csv", "south": table}
+    design, parts = read_design("y ~ C(arm) + (1 | patient)", "gaussian", sites)
     assert design.columns["arm"].levels == ("0.25", "10000001")
     np.testing.assert_array_equal(parts["north"].group, np.repeat(np.arange(1500), 2))
     np.testing.assert_array_equal(parts["south"].group, 1500 + np.repeat(np.arange(1500), 2))

@@ -1,5 +1,7 @@
 """Power EP: textbook EP in a few lines of NumPy, exact posteriors on grids, and the limit of small powers."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal, norm
 
 import partita as pt
-from partita.engines.ray import Holder
+from partita.engines.ray import Actor
 from partita.errors import InputError
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
@@ -17,7 +19,8 @@ from partita.free_energy import LocalProblem
 from partita.server.settings import Settings
 from partita.solvers import FixedPoint, Gradient, MomentMatching
 from partita.studies.methods import comparisons, problems
-from partita.wire.messages import encode_question
+from partita.wire.codec import decode_answer, encode_question
+from partita.wire.questions import Evaluate
 
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.normal(size=(12, 2))
@@ -95,14 +98,19 @@ def test_ep_is_that_of_the_textbook_and_close_to_exact():
 def test_sites_across_a_wire_are_asked_with_their_factors():
     result = run(PROBIT, ROWS, MomentMatching(), passes=2)
     job = prepare(PROBIT, ROWS, Settings(solver=MomentMatching()))[0].job()
-    holder = Holder(job, dict(enumerate(ROWS)), None, "none")
-    holder.prepare(dict.fromkeys(range(len(ROWS)), 1))
-    asked = {m: encode_question(result.posterior, result.hyper, t) for m, t in enumerate(result.factors)}
-    said = holder.evaluate(asked)
+    actor = Actor(dict(enumerate(ROWS)), (None, None), None)
+    actor.prepare(dict.fromkeys(actor.load(job, {}), 1))
+
+    def ask(questions):
+        answers = actor.answer("evaluate", {m: encode_question(one) for m, one in questions.items()})
+        return {m: decode_answer(Evaluate, payload).value for m, payload in answers.items()}
+
+    question = Evaluate(result.posterior, result.hyper)
+    said = ask({m: replace(question, factor=t) for m, t in enumerate(result.factors)})
     assert_allclose([said[m] for m in range(len(ROWS))], result.expected_log_probs, rtol=1e-12)
     assert_allclose(sum(said.values()) - result.posterior.kl(result.prior), result.log_evidence, rtol=1e-12)
     # Without factors, they are asked for what a bound is made of.
-    plain = holder.evaluate({None: encode_question(result.posterior, result.hyper)})
+    plain = ask(dict.fromkeys(range(len(ROWS)), question))
     bound = pt.evidence(PROBIT, ROWS, result.posterior)
     assert_allclose(sum(plain.values()) - result.posterior.kl(result.prior), bound, rtol=1e-12)
 

@@ -9,17 +9,33 @@ from typing import Any, get_args
 
 import numpy as np
 
-from partita.errors import InputError, Stalled
-from partita.families import Family
+from partita.errors import EngineError, InputError, MalformedMessage, Stalled
 from partita.foundation.checks import check_one_of, check_positive, import_extra, is_whole
 from partita.foundation.text import MOST_REASON, clean
-from partita.models import Hyper, prior_of
+from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
+from partita.wire.codec import decode_answer, encode_question, largest_message
+from partita.wire.engine import address
 from partita.wire.job import Job
-from partita.wire.messages import Arrival, Compression, Notice, encode_question, encode_task, largest
-from partita.wire.questions import RECORD, Question
+from partita.wire.messages import Arrival, Compression, Notice, encode_task, largest
+from partita.wire.naming import SiteNames
+from partita.wire.questions import (
+    ANSWERS,
+    RECORD,
+    About,
+    AboutAnswer,
+    Answer,
+    ColumnNames,
+    ColumnNamesAnswer,
+    Digest,
+    DigestAnswer,
+    Evaluate,
+    EvaluateAnswer,
+    Question,
+)
 from partita.wire.tasks import Task, Update
 
+COMPARE = "compare Partita versions on both sides"
 # Seconds until a site that could not answer is asked again how it is: at first, and at most.
 FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
 # Seconds that are waited for what comes, before whatever else there is to do is done.
@@ -60,12 +76,21 @@ class Peer:
 
 @dataclass
 class Asked:
-    """A message that has not been answered yet."""
+    """A message that has not been answered yet: a task, or a question."""
 
     site: int
-    kind: Question
+    content: Task | Question
     since: float
-    task: Task | None = None
+
+    @property
+    def kind(self) -> str:
+        return "refine" if isinstance(self.content, Task) else self.content.name
+
+    @property
+    def words(self) -> str:
+        """What was asked, in words."""
+        content = self.content
+        return f"task {content.version}" if isinstance(content, Task) else f"the question {content.name!r}"
 
 
 @dataclass
@@ -101,6 +126,7 @@ class Flower:
     is_known: Callable[[Any], bool] = bool
     requests: Callable[[], list[Notice]] = list
     watch: Callable[[Sequence[Peer]], object] = len
+    _connected: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         limits = {"timeout": self.timeout, "patience": self.patience, "gather": self.gather, "poll": self.poll}
@@ -109,23 +135,33 @@ class Flower:
         if self.minimum is not None and not is_whole(self.minimum, 0):
             raise InputError(f"Flower: minimum: expected a number of sites, got {self.minimum!r}")
 
-    def open(self, job: Job, shards: Sequence[Any]) -> None:
-        """Shards are names of sites: data are where those are."""
+    def connect(
+        self, shards: Sequence[Any], names: SiteNames | None = None, model: AbstractModel | None = None
+    ) -> None:
+        """Shards are names of sites: data are where those are. Sites know the model by the recipe in the greeting."""
         if not all(isinstance(name, str) for name in shards) or len(set(shards)) < len(shards):
             raise InputError("shards: expected the names of sites, each once: their data stay there")
         if self.minimum is not None and self.minimum > len(shards):
             raise InputError(f"Flower: minimum is {self.minimum}, and there are {len(shards)} sites")
-        self._like = prior_of(job.model, job.model.hyper)
-        self.peers = [Peer(name) for name in shards]
+        self.peers, self._connected = [Peer(name) for name in shards], True
+        self._like = None if model is None else prior_of(model, model.hyper)
         self._asked: dict[str, Asked] = {}
         self._notices: list[Arrival] = []
-        self._evaluated: dict[int, float] = {}
+        self._answers: dict[int, Answer] = {}
+        self._refusals: dict[int, str] = {}
         # Sites whose answers are being fetched, what has been fetched, and when that was begun last.
         self._fetching: set[int] = set()
         self._found: deque[tuple[list[str], list[Any] | Exception]] = deque()
         self._fetched = -np.inf
         self._opened = self._heard = time.monotonic()
         self._looked = -np.inf
+
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
+        if not self._connected:
+            self.connect(shards, job.names, job.model)
+        if len(shards) > len(self.peers):
+            raise InputError("Flower: this model adds a site of its own to a run, which federations do not have yet")
+        self._like = prior_of(job.model, job.model.hyper)
         self._assemble()
 
     def _assemble(self) -> None:
@@ -144,18 +180,13 @@ class Flower:
             time.sleep(self.poll)
         self._heard = time.monotonic()
 
-    def digests(self) -> list[str]:
-        """Their names: data may be added to where they are, and a site's factor stands for what it has now."""
-        return [peer.name for peer in self.peers]
-
     def submit(self, tasks: Sequence[Task], at: float) -> None:
-        wanted = []
+        now = time.monotonic()
         for task in tasks:
-            if self.peers[task.site].can_work:
-                wanted.append((Asked(task.site, "refine", time.monotonic(), task), encode_task(task, self.compression)))
-            else:
+            if not self.peers[task.site].can_work:
                 self._miss(task.site)
-        self._push(wanted)
+        ready = [task for task in tasks if self.peers[task.site].can_work]
+        self._push([(Asked(task.site, task, now), encode_task(task, self.compression)) for task in ready])
 
     def _miss(self, site: int) -> None:
         peer = self.peers[site]
@@ -261,7 +292,7 @@ class Flower:
             raise error
         for number in numbers:
             if (asked := self._asked.pop(number, None)) is not None:
-                self._failed(asked, f"what it answered is no message: {type(error).__name__}")
+                self._failed(asked, f"the answer to {asked.words} is no message: {type(error).__name__}; {COMPARE}")
 
     def _greet(self) -> None:
         """Ask those who are connected, and have not said that they can work, how they are."""
@@ -275,10 +306,14 @@ class Flower:
                 if peer.ready and site not in busy:
                     peer.lost("is not connected")
             elif not peer.ready and site not in busy and time.monotonic() >= peer.not_before:
-                wanted.append((Asked(site, "about", time.monotonic()), b""))
+                wanted.append((Asked(site, About(), time.monotonic()), b""))
         self._push(wanted)
 
     def _failed(self, asked: Asked, problem: str) -> None:
+        if not isinstance(asked.content, Task | About | Evaluate):
+            # A site that does not answer a question can work all the same.
+            self._refusals[asked.site] = problem
+            return
         self.peers[asked.site].lost(problem)
         if asked.kind == "refine":
             self._miss(asked.site)
@@ -293,57 +328,75 @@ class Flower:
         payload = record.get("payload")
         if "error" in record:
             self._failed(asked, str(record["error"]))
-        elif not isinstance(payload, bytes) or len(payload) > largest(self._like):
-            self._failed(asked, "what it answered is no message of ours")
+        elif not isinstance(payload, bytes):
+            self._failed(asked, f"the answer to {asked.words} has no payload: {COMPARE}")
+        elif len(payload) > self._largest(asked):
+            self._failed(asked, f"the answer to {asked.words} is too long, {len(payload)} bytes: {COMPARE}")
         else:
             peer.bytes_up += len(payload)
             self._take(asked, peer, payload)
 
+    def _largest(self, asked: Asked) -> int:
+        """How many bytes an answer may have."""
+        if isinstance(asked.content, Task):
+            assert self._like is not None
+            return largest(self._like)
+        return largest_message(ANSWERS[type(asked.content)], self._like)
+
     def _take(self, asked: Asked, peer: Peer, payload: bytes) -> None:
-        if asked.kind == "refine":
-            assert asked.task is not None
+        if isinstance(asked.content, Task):
+            assert self._like is not None
             peer.updates += 1
             at = time.monotonic() - self._opened
-            arrival = read_answer(asked.task, payload, self._like, at)
+            arrival = read_answer(asked.content, payload, self._like, at)
             if isinstance(arrival, Update):
                 self._heard = time.monotonic()
             self._notices.append(arrival)
             return
-        number = _number(payload)
-        if asked.kind == "evaluate" and np.isfinite(number):
-            self._heard = time.monotonic()
-            self._evaluated[asked.site] = number
-        elif asked.kind == "evaluate":
+        try:
+            answer = decode_answer(type(asked.content), payload, self._like)
+        except MalformedMessage as error:
+            self._failed(asked, f"the answer to {asked.words} could not be decoded ({error}): {COMPARE}")
+            return
+        if isinstance(answer, AboutAnswer):
+            self._greeted(asked, peer, answer)
+        elif isinstance(answer, EvaluateAnswer) and not np.isfinite(answer.value):
             self._failed(asked, "the log likelihood that it answered is not finite")
-        elif number >= 1:
-            peer.ready, peer.problem, peer.rows, peer.wait = True, "", int(min(number, 2**53)), FIRST_WAIT
-            if peer.missed:
-                peer.missed = False
-                self._notices.append(Notice(asked.site, "back"))
         else:
-            self._failed(asked, "what it said of itself cannot be read")
+            self._heard = time.monotonic()
+            self._answers[asked.site] = answer
 
-    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
-        self._evaluated = {}
-        now = time.monotonic()
-        ready = [site for site, peer in enumerate(self.peers) if peer.can_work]
-        if factors is None:
-            questions = dict.fromkeys(ready, encode_question(posterior, hyper))
-        else:
-            questions = {site: encode_question(posterior, hyper, factors[site]) for site in ready}
-        self._push([(Asked(site, "evaluate", now), question) for site, question in questions.items()])
-        while any(asked.kind == "evaluate" for asked in self._asked.values()):
+    def _greeted(self, asked: Asked, peer: Peer, answer: AboutAnswer) -> None:
+        if not answer.rows >= 1:
+            self._failed(asked, f"it said that it has {answer.rows:g} rows: {COMPARE}")
+            return
+        peer.ready, peer.problem, peer.rows, peer.wait = True, "", int(min(answer.rows, 2**53)), FIRST_WAIT
+        if peer.missed:
+            peer.missed = False
+            self._notices.append(Notice(asked.site, "back"))
+
+    def ask(self, question: Question | Mapping[int, Question]) -> dict[int, Answer]:
+        asked = address(question, len(self.peers))
+        kind = type(next(iter(asked.values())))
+        # A federation's recipe names columns; and data may be added to where they are, so that names tell sites apart.
+        if kind is ColumnNames:
+            return dict.fromkeys(asked, ColumnNamesAnswer(None))
+        if kind is Digest:
+            return {site: DigestAnswer(self.peers[site].name) for site in asked}
+        self._answers, self._refusals, now = {}, {}, time.monotonic()
+        ready = {site: one for site, one in asked.items() if self.peers[site].can_work}
+        self._push([(Asked(site, one, now), encode_question(one)) for site, one in ready.items()])
+        while any(isinstance(one.content, kind) for one in self._asked.values()):
             self._look()
             time.sleep(self.poll)
-        return self._evaluated
+        if self._refusals:
+            words = [f"site {self.peers[site].name}: {problem}" for site, problem in self._refusals.items()]
+            raise EngineError(f"the question {kind.name!r} was refused: {'; '.join(words)}")
+        return self._answers
 
     def close(self) -> None:
         self._asked.clear()
-
-
-def _number(payload: bytes) -> float:
-    """Eight bytes, little-endian; nan, if they are no number."""
-    return float(np.frombuffer(payload, "<f8")[0]) if len(payload) == 8 else np.nan
+        self._connected = False
 
 
 def import_flower() -> Any:

@@ -1,19 +1,24 @@
 """All sites in this process, on a simulated clock."""
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from partita.errors import InputError
-from partita.families import Family
-from partita.models import Hyper
+from partita.errors import EngineError, InputError
+from partita.models import AbstractModel
 from partita.server.completion import complete_updates
-from partita.site.worker import Worker, digest_shard, load_shards
+from partita.shards import agree_on_sizes
+from partita.site.answering import answer_questions
+from partita.site.holder import Holder
+from partita.site.worker import Worker
+from partita.wire.engine import address
 from partita.wire.job import Job
 from partita.wire.messages import Arrival
+from partita.wire.naming import SiteNames
+from partita.wire.questions import Answer, Question
 from partita.wire.tasks import Task
 
 
@@ -26,6 +31,14 @@ class InProcess:
     """
 
     speeds: Sequence[float] | None = None
+    # The sites' side of the wall: this side hands data over and takes answers and updates back.
+    _holder: Holder | None = field(default=None, init=False, repr=False, compare=False)
+    _worker: Worker = field(init=False, repr=False, compare=False)
+
+    def connect(
+        self, shards: Sequence[Any], names: SiteNames | None = None, model: AbstractModel | None = None
+    ) -> None:
+        self._holder = Holder(dict(enumerate(shards)), names, model)
 
     def open(self, job: Job, shards: Sequence[Any]) -> None:
         if self.speeds is not None:
@@ -33,12 +46,20 @@ class InProcess:
                 raise InputError(f"speeds: expected {len(shards)}, one per site, got {len(self.speeds)}")
             if not all(np.isfinite(speed) and speed > 0 for speed in self.speeds):
                 raise InputError("speeds: must be positive numbers")
-        self._worker = Worker(job, dict(enumerate(load_shards(job.model, shards))))
+        if self._holder is None:
+            self.connect(shards, job.names)
+        assert self._holder is not None
+        connected = len(self._holder.sources)
+        counts = self._holder.load(job, dict(enumerate(shards[connected:], connected)))
+        self._holder.prepare(agree_on_sizes(counts))
+        self._worker = self._holder.worker
         self._queue: list[tuple[float, int, Task]] = []
         self._number = 0
 
-    def digests(self) -> list[str]:
-        return [digest_shard(shard) for shard in self._worker.shards.values()]
+    def ask(self, question: Question | Mapping[int, Question]) -> dict[int, Answer]:
+        if self._holder is None:
+            raise EngineError("InProcess: connect it to sites before they are asked")
+        return answer_questions(self._holder, address(question, len(self._holder.sources)))
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         for task in tasks:
@@ -57,8 +78,7 @@ class InProcess:
         updates = complete_updates(tasks, self._worker.refine(tasks))
         return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
 
-    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
-        return self._worker.evaluate(posterior, hyper, None if factors is None else dict(enumerate(factors)))
-
     def close(self) -> None:
-        del self._worker, self._queue
+        self._holder = None
+        self.__dict__.pop("_worker", None)
+        self._queue = []

@@ -4,8 +4,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -14,67 +13,53 @@ from partita.errors import EngineError, PartitaError, Stalled
 from partita.families import Family
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
 from partita.foundation.runtime import cache_compilation
-from partita.models import Hyper, prior_of
+from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
-from partita.shards import Shard, capacities, padded
-from partita.site.worker import Worker, digest_shard, load_shard
+from partita.shards import agree_on_sizes
+from partita.site.answering import answer_questions
+from partita.site.holder import Holder
+from partita.wire.codec import decode_answer, decode_question, encode_answer, encode_question
+from partita.wire.engine import address
 from partita.wire.job import Job
-from partita.wire.messages import (
-    Arrival,
-    Compression,
-    Notice,
-    decode_question,
-    decode_task,
-    encode_question,
-    encode_task,
-    encode_update,
-)
+from partita.wire.messages import Arrival, Compression, Notice, decode_task, encode_task, encode_update
+from partita.wire.naming import SiteNames
+from partita.wire.questions import QUESTIONS, Answer, Evaluate, Question
 from partita.wire.tasks import Task
 
 
-class Holder:
-    """What an actor is: the data of some sites, loaded where it runs, and the work on them."""
+class Actor:
+    """What runs on a cluster: the data of some sites, loaded there, behind bytes."""
 
-    def __init__(self, job: Job, shards: Mapping[int, Any], cache: str | None, compression: Compression):
+    def __init__(
+        self, sources: Mapping[int, Any], known: tuple[SiteNames | None, AbstractModel | None], cache: str | None
+    ):
         if cache is not None:
             cache_compilation(Path(cache))
-        self._job, self._given = job, shards
-        self._like = prior_of(job.model, job.model.hyper)
-        self._worker: Worker | None = None
-        self._compression: Compression = compression
+        self._holder = Holder(sources, *known)
+        self._like: Family | None = None
 
     def process(self) -> int:
         """Where it runs."""
         return os.getpid()
 
-    @cached_property
-    def _shards(self) -> dict[int, Shard]:
-        return {site: load_shard(self._job.model, site, shard) for site, shard in self._given.items()}
-
-    def rows(self) -> dict[int, int]:
-        return {site: int(shard.rows) for site, shard in self._shards.items()}
+    def load(self, job: Job, added: Mapping[int, Any]) -> dict[int, int]:
+        self._like = prior_of(job.model, job.model.hyper)
+        return self._holder.load(job, added)
 
     def prepare(self, sizes: Mapping[int, int]) -> None:
-        """Pad to what all sites of the run have agreed on."""
-        ready: dict[int, Shard] = {site: padded(shard, sizes[site]) for site, shard in self._shards.items()}
-        self._worker = Worker(self._job, ready)
+        self._holder.prepare(sizes)
 
-    def digests(self) -> dict[int, str]:
-        assert self._worker is not None
-        return {site: digest_shard(shard) for site, shard in self._worker.shards.items()}
+    def refine(self, tasks: Sequence[bytes], compression: Compression) -> list[tuple[int, bytes]]:
+        assert self._like is not None
+        like = self._like
+        updates = self._holder.worker.refine([decode_task(task, like) for task in tasks])
+        return [(update.site, encode_update(update, compression)) for update in updates]
 
-    def refine(self, tasks: Sequence[bytes]) -> list[tuple[int, bytes]]:
-        assert self._worker is not None
-        updates = self._worker.refine([decode_task(task, self._like) for task in tasks])
-        return [(update.site, encode_update(update, self._compression)) for update in updates]
-
-    def evaluate(self, questions: Mapping[int | None, bytes]) -> dict[int, float]:
-        """One question for all sites here, as None's; or one for each, with its factor."""
-        assert self._worker is not None
-        asked = {site: decode_question(question, self._like) for site, question in questions.items()}
-        posterior, hyper, _ = next(iter(asked.values()))
-        factors = {site: factor for site, (_, _, factor) in asked.items() if site is not None and factor is not None}
-        return self._worker.evaluate(posterior, hyper, factors or None)
+    def answer(self, name: str, payloads: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Answer one question of each of some sites; what is asked of several in the same words is read once."""
+        questions = {payload: decode_question(name, payload, self._like) for payload in set(payloads.values())}
+        answers = answer_questions(self._holder, {site: questions[payload] for site, payload in payloads.items()})
+        return {site: encode_answer(QUESTIONS[name], answer) for site, answer in answers.items()}
 
 
 @dataclass
@@ -117,6 +102,7 @@ class Ray:
     cpus: float = 1.0
     cache: str | None = None
     compression: Compression = "none"
+    _connected: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_positive("Ray: ", timeout=self.timeout, patience=self.patience, cpus=self.cpus)
@@ -125,8 +111,11 @@ class Ray:
         if self.actors is not None:
             check_count("Ray: ", actors=self.actors)
 
-    def open(self, job: Job, shards: Sequence[Any]) -> None:
-        self._ray = import_ray()
+    def connect(
+        self, shards: Sequence[Any], names: SiteNames | None = None, model: AbstractModel | None = None
+    ) -> None:
+        self._ray, self._connected = import_ray(), True
+        self._handles: list[Any] = []
         self._own = not self._ray.is_initialized()
         if self._own:
             quiet = {"log_to_driver": False, "configure_logging": False}
@@ -136,47 +125,63 @@ class Ray:
                 with on_loopback():
                     self._ray.init(include_dashboard=False, **quiet)
         try:
-            self._begin(job, shards)
+            self._begin(shards, names, model)
         except BaseException:
             self.close()
             raise
 
-    def _begin(self, job: Job, shards: Sequence[Any]) -> None:
-        self._like = prior_of(job.model, job.model.hyper)
-        self._waits = job.waits
-        self._job = self._ray.put(job)
-        self._sites = len(shards)
+    def _begin(self, shards: Sequence[Any], names: SiteNames | None, model: AbstractModel | None) -> None:
+        self._names = SiteNames() if names is None else names
+        self._known = self._ray.put((names, model))
+        self._sites = self._given = len(shards)
         most = self.actors or int(self._ray.cluster_resources().get("CPU", 1) / self.cpus) or 1
-        groups = min(most, len(shards))
-        self._group = {site: site % groups for site in range(len(shards))}
-        self._data = [
-            self._ray.put({site: shards[site] for site in range(len(shards)) if site % groups == group})
-            for group in range(groups)
-        ]
-        self._handles: list[Any] = [None] * groups
-        self._left = [self.restarts] * groups
+        self._groups = min(most, len(shards))
+        # Relative files are the driver's, wherever an actor runs.
+        sources = [shard.absolute() if isinstance(shard, Path) else shard for shard in shards]
+        self._data = [self._ray.put(self._part(group, dict(enumerate(sources)))) for group in range(self._groups)]
+        self._handles = [None] * self._groups
+        self._left = [self.restarts] * self._groups
         self._calls: dict[Any, Call] = {}
         self._notices: list[Arrival] = []
+        self._like: Family | None = None
         self._opened = self._heard = time.monotonic()
-        for group in range(groups):
+        for group in range(self._groups):
             self._make(group)
-        counts = self._all("rows")
-        sizes = capacities([counts[site] for site in range(self._sites)])
-        self._sizes = self._ray.put(dict(enumerate(sizes)))
-        self._all("prepare", self._sizes)
+
+    def _part(self, group: int, by_site: Mapping[int, Any]) -> dict[int, Any]:
+        """What concerns the sites of one actor."""
+        return {site: value for site, value in by_site.items() if site % self._groups == group}
+
+    def open(self, job: Job, shards: Sequence[Any]) -> None:
+        if not self._connected:
+            self.connect(shards, job.names)
+        try:
+            self._like = prior_of(job.model, job.model.hyper)
+            self._waits, self._names, self._sites = job.waits, job.names, len(shards)
+            added = dict(enumerate(shards[self._given :], self._given))
+            self._job = self._ray.put(job)
+            self._added = [self._part(group, added) for group in range(self._groups)]
+            counts = self._call([handle.load.remote(self._job, self._added[i]) for i, handle in self._numbered])
+            self._sizes = self._ray.put(agree_on_sizes(counts))
+            self._call([handle.prepare.remote(self._sizes) for _, handle in self._numbered])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _numbered(self) -> Iterator[tuple[int, Any]]:
+        return enumerate(self._handles)
 
     def _make(self, group: int) -> None:
         options = {"num_cpus": self.cpus, "max_restarts": 0}
-        self._handles[group] = self._ray.remote(Holder).options(**options).remote(
-            self._job, self._data[group], self.cache, self.compression
-        )  # fmt: skip
+        actor = self._ray.remote(Actor).options(**options)
+        self._handles[group] = actor.remote(self._data[group], self._known, self.cache)
 
-    def _all(self, method: str, *arguments: Any) -> dict[int, Any]:
-        """The answers of all actors to one question, at the start, when everybody has to be there."""
-        calls = [getattr(handle, method).remote(*arguments) for handle in self._handles]
+    def _call(self, calls: Sequence[Any]) -> dict[int, Any]:
+        """What all actors answer, by site, at the start, when everybody has to be there."""
         merged: dict[int, Any] = {}
         try:
-            for answer in self._ray.get(calls, timeout=self.timeout):
+            for answer in self._ray.get(list(calls), timeout=self.timeout):
                 merged.update(answer or {})
         except self._ray.exceptions.GetTimeoutError:
             raise EngineError(f"Ray: actors did not answer within {self.timeout:g} s: give the cluster more") from None
@@ -184,14 +189,33 @@ class Ray:
             raise _own_error(error) from error
         return merged
 
-    def digests(self) -> list[str]:
-        found = self._all("digests")
-        return [found[site] for site in range(self._sites)]
+    def ask(self, question: Question | Mapping[int, Question]) -> dict[int, Answer]:
+        asked = address(question, self._sites)
+        kind = type(next(iter(asked.values())))
+        encoded = {id(one): encode_question(one) for one in asked.values()}
+        by_group = {
+            group: self._part(group, {site: encoded[id(one)] for site, one in asked.items()})
+            for group, left in enumerate(self._left)
+            if left >= 0
+        }
+        calls = [self._handles[group].answer.remote(kind.name, part) for group, part in by_group.items() if part]
+        # Whoever cannot say what its share of the evidence is leaves a gap; other questions need all answers.
+        payloads = self._call_those_alive(calls) if kind is Evaluate else self._call(calls)
+        return {site: decode_answer(kind, payload, self._like) for site, payload in payloads.items()}
+
+    def _call_those_alive(self, calls: Sequence[Any]) -> dict[int, Any]:
+        merged: dict[int, Any] = {}
+        for call in calls:
+            try:
+                merged |= self._ray.get(call, timeout=self.timeout)
+            except self._ray.exceptions.RayError:
+                continue
+        return merged
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         by_group: dict[int, dict[int, Task]] = {}
         for task in tasks:
-            by_group.setdefault(self._group[task.site], {})[task.site] = task
+            by_group.setdefault(task.site % self._groups, {})[task.site] = task
         for group, mine in by_group.items():
             # All at once, where the schedule waits for all anyway: an actor works on a stack of sites.
             parts = [mine] if self._waits else [{site: task} for site, task in mine.items()]
@@ -202,7 +226,8 @@ class Ray:
         if self._left[group] < 0:
             self._notices += [Notice(site, "away", "its actor died too often") for site in tasks]
             return
-        call = self._handles[group].refine.remote([encode_task(task, self.compression) for task in tasks.values()])
+        payloads = [encode_task(task, self.compression) for task in tasks.values()]
+        call = self._handles[group].refine.remote(payloads, self.compression)
         self._calls[call] = Call(group, tasks, time.monotonic())
 
     def collect(self) -> list[Arrival]:
@@ -230,8 +255,9 @@ class Ray:
                 continue
             except self._ray.exceptions.RayError as error:
                 raise _own_error(error) from error
-            at = time.monotonic() - self._opened
-            arrivals += [read_answer(call.tasks[site], payload, self._like, at) for site, payload in answers]
+            at, like = time.monotonic() - self._opened, self._like
+            assert like is not None
+            arrivals += [read_answer(call.tasks[site], payload, like, at) for site, payload in answers]
         return arrivals
 
     def _check_time(self) -> None:
@@ -243,7 +269,7 @@ class Ray:
                 self._again(call, f"no answer within {self.timeout:g} s")
         if now - self._heard > self.patience:
             waiting = sorted(site for call in self._calls.values() for site in call.tasks)
-            names = ", ".join(map(self._job.names.of, waiting))
+            names = ", ".join(map(self._names.of, waiting))
             raise Stalled(f"Ray: no answer for {self.patience:g} s from {names}; the run can be resumed")
 
     def _again(self, lost: Call, reason: str) -> None:
@@ -254,39 +280,22 @@ class Ray:
                 calls.append(self._calls.pop(reference))
         self._left[group] -= 1
         if self._left[group] < 0:
-            sites = [site for site, own in self._group.items() if own == group]
+            sites = range(group, self._sites, self._groups)
             self._notices += [Notice(site, "away", f"its actor died too often: {reason}") for site in sites]
             return
         self._make(group)
+        self._handles[group].load.remote(self._job, self._added[group])
         self._handles[group].prepare.remote(self._sizes)
         for call in calls:
             self._ask(group, call.tasks)
 
-    def evaluate(self, posterior: Family, hyper: Hyper, factors: Sequence[Family] | None = None) -> dict[int, float]:
-        values: dict[int, float] = {}
-        alive = [group for group, left in enumerate(self._left) if left >= 0]
-        if factors is None:
-            questions = dict.fromkeys(alive, self._ray.put({None: encode_question(posterior, hyper)}))
-        else:
-            questions = {group: self._questions(group, posterior, hyper, factors) for group in alive}
-        calls = [self._handles[group].evaluate.remote(asked) for group, asked in questions.items()]
-        for call in calls:
-            try:
-                values |= self._ray.get(call, timeout=self.timeout)
-            except self._ray.exceptions.RayError:
-                continue
-        return values
-
-    def _questions(self, group: int, posterior: Family, hyper: Hyper, factors: Sequence[Family]) -> dict[int, bytes]:
-        sites = [site for site, own in self._group.items() if own == group]
-        return {site: encode_question(posterior, hyper, factors[site]) for site in sites}
-
     def close(self) -> None:
-        for handle in getattr(self, "_handles", []):
+        for handle in self._handles:
             if handle is not None:
                 self._ray.kill(handle)
         if self._own:
             self._ray.shutdown()
+        self._handles, self._own, self._connected = [], False, False
 
 
 @contextmanager

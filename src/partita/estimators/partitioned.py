@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -13,6 +13,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from partita.designs.collinearity import describe_idle, find_idle
+from partita.engines import InProcess
 from partita.errors import InputError, MissingCapability, RunMismatch
 from partita.estimators.units import LINEAR_SLACK, NETWORK_SLACK, Units, converted, joint
 from partita.families import Family
@@ -46,10 +48,13 @@ from partita.server.rules import Rule, as_damping
 from partita.server.schedules import OnePass, Schedule, Synchronous
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.shards import as_numbers, check_rows
-from partita.site.collinearity import describe_idle, find_idle
 from partita.site.columns import Columns
 from partita.solvers import Solver
 from partita.telemetry import Progress
+from partita.wire.engine import ask_all
+from partita.wire.naming import SiteNames
+from partita.wire.questions import Moments as AskMoments
+from partita.wire.questions import Products, Question
 
 # What a file says of an estimator. Its other settings are looked at by the model that they make.
 SETTINGS = fields(
@@ -86,9 +91,28 @@ class Part(NamedTuple):
     def weight(self) -> float:
         return self.moments.count
 
-    @classmethod
-    def of(cls, name: Any, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
-        return cls(name, len(X), Moments.of(np.column_stack([X, y]), weights))
+
+def _ask_parts(names: Iterable[Any], data: Sequence[tuple[np.ndarray, ...]]) -> list[Part]:
+    """What sites tell of their columns and targets, each with a weight for every row."""
+    return [
+        Part(
+            name,
+            len(own[0]),
+            Moments(
+                answer.count,
+                np.concatenate([answer.mean, answer.target_mean]),
+                np.concatenate([answer.total, answer.target_total]),
+            ),
+        )
+        for name, own, answer in zip(names, data, _ask(data, AskMoments()), strict=True)
+    ]
+
+
+def _ask(shards: Sequence[Any], question: Question) -> list[Any]:
+    """What sites in this process answer."""
+    engine = InProcess()
+    engine.connect(shards)
+    return ask_all(engine, question, len(shards), SiteNames())
 
 
 def _check_weights(weights: np.ndarray) -> None:
@@ -161,10 +185,10 @@ class _Partitioned(BaseEstimator):
         names, sites = _sites(groups, len(X))
         used = {name: np.flatnonzero((sites == number) & (weights > 0)) for number, name in enumerate(names)}
         rows = {name: part for name, part in used.items() if len(part)}
-        self._warn_of_idle_columns([X[part] for part in rows.values()])
+        self._warn_of_idle_columns([(X[part], y[part]) for part in rows.values()])
         # Kept for `forget`, and nowhere written: the others refine their factors.
         data = [(X[part], y[part], weights[part]) for part in rows.values()]
-        parts = [Part.of(name, *own) for name, own in zip(rows, data, strict=True)]
+        parts = _ask_parts(rows, data)
         units = self._units_of(parts)
         self.result_ = self._fitted(self._scaled(data, units), parts)
         self._units, self._parts, self._data, self._warned = units, parts, data, False
@@ -213,7 +237,7 @@ class _Partitioned(BaseEstimator):
         before = self._parts if hasattr(self, "result_") else []
         # A number of its own, whatever names sites before it have, and whichever were forgotten.
         number = 1 + max((part.name for part in before if isinstance(part.name, int)), default=len(before) - 1)
-        parts = [*before, Part.of(number, X, y, weights)]
+        parts = [*before, *_ask_parts([number], [(X, y, weights)])]
         units, result = self._carried(parts) if before else (self._units_of(parts), None)
         # How large values were is remembered in the units of the data, not in those that the model sees.
         columns = Columns() if result is None else result.columns
@@ -310,12 +334,18 @@ class _Partitioned(BaseEstimator):
     def _targets(self, y: np.ndarray, units: Units) -> np.ndarray:
         return y
 
-    def _warn_of_idle_columns(self, sites: Sequence[np.ndarray]) -> None:
+    def _warn_of_idle_columns(self, shards: Sequence[Any]) -> None:
         """Where coefficients are what the prior says, whatever the data are; networks have none that are read off."""
         if self.hidden is not None:
             return
         names = [str(name) for name in getattr(self, "feature_names_in_", range(self.n_features_in_))]
-        for words in describe_idle(find_idle(sites), names):
+        told = [Moments(one.count, one.mean, one.total) for one in _ask(shards, AskMoments())]
+        moments = reduce(lambda so_far, own: so_far.with_others(own), told, Moments())
+
+        def ask_products(used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
+            return np.sum([answer.products for answer in _ask(shards, Products(used, centre, unit))], axis=0)
+
+        for words in describe_idle(find_idle(moments, ask_products), names):
             warnings.warn(f"X: {words}", stacklevel=3)
 
     def _inputs(self, X: np.ndarray) -> np.ndarray:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partita.designs.design import Counts, Design
 from partita.errors import InputError
-from partita.formulas.design import Counts, Design
 from partita.formulas.regression import Regression
 
 
@@ -31,6 +31,10 @@ def check_same(first: Observed, other: Observed) -> None:
         )
     elif first.digest == other.digest:
         return
+    elif first.digest.startswith("sites:") != other.digest.startswith("sites:"):
+        problem = (
+            f"{one} and {two} are of different versions of Partita, which tell observations apart in two ways; fit both"
+        )
     elif (of_first := first.design.target) != (of_other := other.design.target):
         same = set(first.design.parsed.targets) == set(other.design.parsed.targets)
         what = "its target in other units" if same else "another target"

@@ -1,25 +1,25 @@
 """Regressions across silos: a formula, a family, one table per site, and a posterior without pooling."""
 
-import hashlib
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
+from partita.designs.design import FAMILIES as FAMILIES
+from partita.designs.design import Design, choose_family
+from partita.designs.saving import pack_stored
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.weights_and_noise import DEGREES
-from partita.fitting import fit
+from partita.fitting import make_run, run_to_end
+from partita.formulas.agreement import Agreement, agree
 from partita.formulas.comparison import Observed, check_same
-from partita.formulas.design import FAMILIES as FAMILIES
-from partita.formulas.design import Design, Rows, as_family, designed
-from partita.formulas.regression import Regression, site_random
-from partita.formulas.saving import pack_design
-from partita.formulas.tables import read_sites, repeat_rows
+from partita.formulas.regression import Regression
+from partita.formulas.silos import Silos
 from partita.foundation.checks import check_positive, import_extra
 from partita.models import (
     AbstractModel,
@@ -29,10 +29,11 @@ from partita.models import (
     PoissonRegression,
     from_numpyro,
 )
-from partita.server.rules import Rule
-from partita.server.schedules import Schedule, Synchronous
+from partita.result import Result
+from partita.server.schedules import Synchronous
+from partita.server.settings import Options, Settings
+from partita.shards import rounded
 from partita.telemetry import Callback, in_units, notice, with_progress
-from partita.wire.engine import Engine
 
 ROUNDS, SETTLED = 100, 1e-7
 
@@ -40,26 +41,28 @@ ROUNDS, SETTLED = 100, 1e-7
 def regress(
     formula: str,
     sites: Any,
+    settings: Settings | None = None,
     *,
     family: str = "gaussian",
     prior_scale: float = 2.5,
     noise_scale: float = 1.0,
     held_out: float = 0.0,
     weights: str | None = None,
-    schedule: Schedule | None = None,
-    damping: float | str | Rule = "auto",
-    engine: Engine | None = None,
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
-    seed: int = 0,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
+    **options: Unpack[Options],
 ) -> Regression:
     """Fit a regression to tables at several sites, none of which is shown to another.
 
     Args:
         formula: as formulaic reads it (Wilkinson's notation), with a random intercept as `(1 | group)`.
-        sites: a frame or a CSV or Parquet file by the name of each site; a list of files; or a pattern, data/*.csv.
+        sites: by the name of each site, a frame, a CSV or Parquet file, or a function that loads a frame where the site
+            is; a list of files; or a pattern, data/*.csv.
+        settings: how the run is done, as for `fit`; `Settings()` if not given. Without a schedule there are a hundred
+            synchronous rounds, or fewer if they change nothing any more; two where the first is exact (gaussian,
+            without groups).
         family: "gaussian", "bernoulli" (logit), "poisson" (log) or "negative binomial" (log).
         prior_scale: standard deviation under the prior of coefficients of columns in units of their deviation; in those
             of the target, for gaussian.
@@ -67,68 +70,79 @@ def regress(
             target's deviation; for gaussian.
         held_out: share of every site's rows that is not fitted, to look at calibration.
         weights: a column of whole numbers, how many equal observations each row stands for.
-        schedule: who works next; by default a hundred synchronous rounds, or fewer if they change nothing any more;
-            two where the first is exact (gaussian, without groups).
-        damping: the share of a proposed change that is taken.
-        engine: what carries tasks to sites.
         run_dir: keep every update there, so that the run can be killed and resumed.
         resume: carry on with the run in `run_dir`, if there is one.
-        seed: of what is held out, and of the run.
         callbacks: called with every event.
         quiet: say nothing on standard error: neither which level of a text target is modelled, nor, after two seconds,
             how far the fit is. What looks wrong in the tables is a warning in any case.
+        options: fields of `Settings` that take precedence: solver, schedule, damping, engine, expectation, start,
+            custody, limits, seed. The seed is that of what is held out, too.
 
-    A group belongs to one site: the same name at two sites stands for two groups. Before the fit, sites tell which
-    levels their columns have, how many rows and groups there are, and means of columns and of squares and products
-    around them.
+    A group belongs to one site: the same name at two sites stands for two groups. Tables are read where the sites are.
+    Before the fit, sites are asked which levels their columns have, how many rows and groups there are, and for means
+    of columns and of squares and products around them; nothing else of their tables is known here.
     """
     for module, package in (("formulaic", "formulaic"), ("polars", "polars"), ("numpyro", "NumPyro")):
         import_extra(module, package, "formulas")
-    family = as_family(family)
+    family = choose_family(family)
     check_positive(prior_scale=prior_scale, noise_scale=noise_scale)
+    _check_share(held_out)
+    settings = (settings or Settings()).changed(options)
+    silos = Silos.of(sites, settings.engine)
+    with with_progress(formula, callbacks, quiet) as callbacks, silos.connected():
+        agreement = agree(silos, formula, family, weights, held_out, settings.seed)
+        agreement = _with_scales(agreement, prior_scale, noise_scale)
+        _say(agreement.design, quiet)
+        result = _run(silos, agreement, settings, run_dir, resume, callbacks)
+    return Regression(agreement.reading, result, silos, agreement.counts, agreement.digest, agreement.two_valued)
+
+
+def _check_share(held_out: float) -> None:
     if not 0 <= held_out < 1:
         raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
-    with with_progress(formula, callbacks, quiet) as callbacks:
-        design, fitted, spare = _read(formula, repeat_rows(read_sites(sites), weights), family, held_out, seed)
-        design = replace(design, prior_scale=prior_scale, noise_scale=noise_scale)
-        _say(design, quiet)
-        model = _model(design)
-        shards = [_shard(design, model, rows) for rows in fitted.values()]
-        if isinstance(model, NumPyroModel):
-            model = model.sized(shards[0])
-        rounds, share = _choose_rounds(model, schedule, damping)
-        names = list(fitted)
-        offset = -sum(len(rows.y) for rows in fitted.values()) * math.log(design.target_unit)
-        with in_units(callbacks, offset):
-            result = fit(
-                model,
-                shards,
-                schedule=rounds,
-                damping=share,
-                engine=engine,
-                start=_start(design, model),
-                names=names,
-                run_dir=run_dir,
-                resume=resume,
-                seed=seed,
-                callbacks=callbacks,
-            )
-    counts, digest = {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)
-    result = replace(result, design=pack_design(design, counts, digest))
-    return Regression(design, result, fitted, spare, digest, counts)
 
 
-def _choose_rounds(
-    model: AbstractModel, schedule: Schedule | None, damping: float | str | Rule
-) -> tuple[Schedule, float | str | Rule]:
+def _with_scales(agreement: Agreement, prior_scale: float, noise_scale: float) -> Agreement:
+    design = replace(agreement.design, prior_scale=prior_scale, noise_scale=noise_scale)
+    return replace(agreement, reading=replace(agreement.reading, design=design))
+
+
+def _run(
+    silos: Silos,
+    agreement: Agreement,
+    settings: Settings,
+    run_dir: str | os.PathLike | None,
+    resume: bool,
+    callbacks: Sequence[Callback],
+) -> Result:
+    """Fit what sites have agreed on."""
+    design, reading, model = agreement.design, agreement.reading, rebuild_model(agreement.design)
+    if not isinstance(model, NumPyroModel):
+        reading = replace(reading, first_groups=())
+    elif design.group is not None:
+        model = replace(model, group_rows=rounded(agreement.largest_group))
+    settings = _choose_rounds(model, settings)
+    if settings.start is None:
+        settings = replace(settings, start=_start(design, model))
+    run = make_run(model, len(silos.sources), settings, silos.engine, silos.names, reading=reading)
+    # The log evidence of the data is that of the target's units, shifted by as many rows as there are.
+    offset = -sum(one.rows for one in agreement.counts.values()) * math.log(design.target_unit)
+    with in_units(callbacks, offset):
+        result = run_to_end(run, [*silos.sources.values(), *model.own_shards], run_dir, resume, callbacks)
+    return replace(result, design=pack_stored(design, agreement.counts, agreement.digest))
+
+
+def _choose_rounds(model: AbstractModel, settings: Settings) -> Settings:
     """What was asked for. Where that is left open: rounds until nothing moves.
 
     Factors that do not depend on each other are the answer after one round, taken whole; the second one tells its free
     energy.
     """
-    if schedule is None and damping == "auto" and model.exact:
-        return Synchronous(rounds=2), 1.0
-    return Synchronous(rounds=ROUNDS, settled=SETTLED) if schedule is None else schedule, damping
+    if settings.schedule is not None:
+        return settings
+    if settings.damping == "auto" and model.exact:
+        return replace(settings, schedule=Synchronous(rounds=2), damping=1.0)
+    return replace(settings, schedule=Synchronous(rounds=ROUNDS, settled=SETTLED))
 
 
 def _say(design: Design, quiet: bool) -> None:
@@ -138,14 +152,6 @@ def _say(design: Design, quiet: bool) -> None:
     if design.classes is not None:
         first, second = design.classes
         notice(f"target {design.target}: what is modelled is {second!r}, against {first!r}", quiet)
-
-
-def _read(
-    formula: str, frames: Mapping[str, Any], family: str, held_out: float, seed: int
-) -> tuple[Design, dict[str, Rows], dict[str, Rows]]:
-    """How a formula reads tables, what is fitted of them, and what is held out."""
-    design, parts = designed(formula, family, frames)
-    return design, *_parted(parts, held_out, seed)
 
 
 def check_comparable(
@@ -158,34 +164,13 @@ def check_comparable(
     seed: int = 0,
 ) -> None:
     """That regressions of these formulas will be of the same observations, before the first is fitted."""
-    frames, family = repeat_rows(read_sites(sites), weights), as_family(family)
+    family = choose_family(family)
     observed = []
-    for formula in formulas:
-        design, fitted, _ = _read(formula, frames, family, held_out, seed)
-        observed.append(Observed(design, {site: rows.counts for site, rows in fitted.items()}, _digest(fitted)))
-        check_same(observed[0], observed[-1])
-
-
-def _parted(parts: Mapping[str, Rows], share: float, seed: int) -> tuple[dict[str, Rows], dict[str, Rows]]:
-    """What is fitted of each site, at least a row, and what is held out: the same rows, whatever the formula is."""
-    if share == 0:
-        return dict(parts), {}
-    fitted: dict[str, Rows] = {}
-    spare: dict[str, Rows] = {}
-    for site, rows in parts.items():
-        out = site_random(seed, site).random(len(rows.y)) < share
-        out[0] = False
-        for chosen, kept in ((fitted, ~out), (spare, out)):
-            group = None if rows.group is None else rows.group[kept]
-            chosen[site] = Rows(rows.X[kept], rows.y[kept], group, rows.missing)
-    return fitted, {site: rows for site, rows in spare.items() if len(rows.y)}
-
-
-def _shard(design: Design, model: AbstractModel, rows: Rows) -> Any:
-    X, y = design.inputs(rows.X), design.targets(rows.y)
-    if isinstance(model, NumPyroModel):
-        return X, np.zeros(len(y), np.int32) if rows.group is None else rows.group, y
-    return X, y
+    with Silos.of(sites, None).connected() as silos:
+        for formula in formulas:
+            one = agree(silos, formula, family, weights, held_out, seed)
+            observed.append(Observed(one.design, one.counts, one.digest))
+            check_same(observed[0], observed[-1])
 
 
 def _model(design: Design) -> AbstractModel:
@@ -201,7 +186,7 @@ def _model(design: Design) -> AbstractModel:
 
 
 def rebuild_model(design: Design) -> AbstractModel:
-    """The model of a regression that comes from a file."""
+    """The model of a design, for as many columns as it has: no row is looked at."""
     model = _model(design)
     if not isinstance(model, NumPyroModel):
         return model
@@ -248,12 +233,3 @@ def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, no
             numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(f), size), obs=y)
 
     return program
-
-
-def _digest(sites: Mapping[str, Rows]) -> str:
-    """What was observed, and where, whatever the order of sites."""
-    digest = hashlib.sha256()
-    for name, rows in sorted(sites.items()):
-        digest.update(f"{name}:{len(rows.y)}:".encode())
-        digest.update(np.ascontiguousarray(rows.y, "<f8").tobytes())
-    return digest.hexdigest()

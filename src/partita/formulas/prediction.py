@@ -1,56 +1,17 @@
 """What a regression says of rows of a table that it has not seen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from scipy.special import expit
 
-from partita.errors import InputError
+from partita.designs.design import Design
 from partita.expectations import hermite
-from partita.formulas.design import Design, evaluate
-from partita.formulas.tables import conformed, described, read_table
 from partita.result import Result
 
 # Points of a quadrature over the linear predictor, and equally likely values of the deviation of groups.
 POINTS, SPREADS = 40, 64
-LEVELS_SHOWN = 8
-
-
-def read_inputs(design: Design, table: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a table as the formula reads them, and which rows have all that it needs."""
-    frame = read_table(table, "table")
-    _check_columns(design, frame)
-    names = list(design.parsed.inputs)
-    whole = frame[names].notna().all(axis=1).to_numpy()
-    if not names or not whole.any():
-        return np.empty((int(whole.sum()), len(design.names))), whole
-    kept = conformed(frame.loc[whole], {name: design.columns[name] for name in names})
-    return evaluate("table", design.spec, kept), whole
-
-
-def _check_columns(design: Design, frame: Any) -> None:
-    """That columns are of the kind that was agreed on, with no level that no site had."""
-    # A column without any value is of no kind.
-    present = [
-        name for name in design.parsed.inputs if name not in frame.columns or frame[[name]].notna().any(axis=None)
-    ]
-    categorical = [name for name in present if design.columns[name].levels is not None]
-    for name, column in described("table", frame, present, categorical).items():
-        known = design.columns[name]
-        if known.levels is None and column.levels is not None:
-            raise InputError(f"table: column {name!r} is not numbers, as it was at all sites: make it numbers")
-        new = sorted(set(column.levels or ()) - set(known.levels or ()))
-        if new and known.levels is not None:
-            raise InputError(
-                f"table: column {name!r} has {_shown(new)}, which no site had: known are {_shown(known.levels)}; "
-                "leave such rows out"
-            )
-
-
-def _shown(levels: Sequence[str]) -> str:
-    more = f" and {len(levels) - LEVELS_SHOWN} more" if len(levels) > LEVELS_SHOWN else ""
-    return ", ".join(map(repr, levels[:LEVELS_SHOWN])) + more
 
 
 def expected(design: Design, result: Result, means: Mapping[str, float], X: np.ndarray) -> np.ndarray:

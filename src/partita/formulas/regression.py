@@ -2,53 +2,59 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 
-from partita import metrics
+from partita.designs.calibration import (
+    Draws,
+    Sums,
+    begin_random,
+    describe_calibration,
+    predict_observations,
+)
+from partita.designs.design import Counts, Design, Reading
+from partita.designs.saving import unpack_stored
 from partita.errors import InputError, RunMismatch
 from partita.exchange import CHAINS, imported
 from partita.families.marginals import Marginals
-from partita.formulas.design import Counts, Design, Rows
-from partita.formulas.prediction import expected, read_inputs
-from partita.formulas.saving import unpack_design
+from partita.formulas.agreement import check_unchanged
+from partita.formulas.prediction import expected
+from partita.formulas.silos import Silos
 from partita.foundation.checks import check_count, is_number
 from partita.foundation.text import clean
 from partita.models.coefficients import Coefficients
 from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
 from partita.server.storage import doubted, read_arrays
+from partita.site.reading import read_inputs
+from partita.wire.questions import Predict, PredictAnswer
 
 # What a coefficient's exponential is called.
 RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}
-LEVELS = (0.5, 0.8, 0.95)
-# Draws of so many rows' observations fit into memory.
-ROWS_AT_ONCE = 10_000
 # So many numbers at once, when intervals are drawn.
 MOST_DRAWS = 5_000_000
-
-
-class Drawn(NamedTuple):
-    """Draws of coefficients, in the units of the data; of noise, spread and size [draws, 1], in those of the model."""
-
-    coefficients: np.ndarray
-    others: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, repr=False)
 class Regression:
     """A fitted regression: coefficients in the units of the data, the log evidence, what each site contributed."""
 
-    design: Design
+    reading: Reading
     result: Result
-    sites: Mapping[str, Rows]
-    held_out: Mapping[str, Rows]
-    digest: str
+    # Who can be asked about the tables; nobody, of a regression that comes from a file.
+    silos: Silos | None
     counts: Mapping[str, Counts]
+    digest: str
+    # Of each column, whether it is 0 or 1 in all rows; not known from a file.
+    two_valued: tuple[bool, ...] = ()
+
+    @property
+    def design(self) -> Design:
+        return self.reading.design
 
     def __repr__(self) -> str:
         return f"<Regression {self.formula!r}, {self.design.family}: {self._rows} rows at {len(self.counts)} sites>"
@@ -98,7 +104,11 @@ class Regression:
         X, whole = read_inputs(self.design, table)
         rng, tail = np.random.default_rng(seed), 0.5 - level / 2
         at_once = max(1, MOST_DRAWS // draws)
-        pieces = (self._predicted(X[start : start + at_once], draws, rng) for start in range(0, len(X), at_once))
+
+        def predict(part: np.ndarray) -> np.ndarray:
+            return predict_observations(self.design, self._draw(draws, int(rng.integers(2**32))), part, rng)
+
+        pieces = (predict(X[start : start + at_once]) for start in range(0, len(X), at_once))
         found = [np.quantile(piece, [tail, 1 - tail], axis=0).T for piece in pieces]
         return _placed(np.concatenate([np.empty((0, 2)), *found]), whole)
 
@@ -114,13 +124,13 @@ class Regression:
         arrays, about = read_arrays(path)
         if not isinstance(about.get("design"), dict) or "formula" not in about["design"]:
             raise RunMismatch(f"{path}: holds no regression: use partita.load, or its own load")
-        design, counts, digest = unpack_design(path, about["design"])
+        design, counts, digest = unpack_stored(path, about["design"])
         with doubted(path):
             result = unpacked(path, arrays, about, rebuild_model(design))
             # Groups may have a factor of their own, after those of sites.
             if len(result.factors) < len(counts):
                 raise ValueError("there are more sites than factors")
-            return cls(design, result, {}, {}, digest, counts)
+            return cls(Reading(design), result, None, counts, digest)
 
     @cached_property
     def _transform(self) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +188,8 @@ class Regression:
     def to_arviz(self, draws: int = 1000, seed: int = 0) -> Any:
         """An ArviZ `InferenceData` with draws of every coefficient by name, in the units of the data."""
         number = -(-draws // CHAINS) * CHAINS
-        drawn = self._drawn(number, np.random.default_rng(seed)).coefficients
+        key = int(np.random.default_rng(seed).integers(2**32))
+        drawn = self._draw(number, key).coefficients
         names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
         by_name = dict(zip(names, drawn.T.reshape(len(names), CHAINS, -1), strict=True))
         return imported().from_dict(posterior=by_name)
@@ -203,47 +214,32 @@ class Regression:
         Observed shares against predicted probabilities, or shares in predictive intervals. Every site's part is counted
         there; groups are taken as new ones.
         """
-        rows = self.held_out or self.sites
-        if not rows:
+        if self.silos is None:
             raise InputError("calibration: needs the data, which are not kept in a file: ask before it is saved")
-        means, ranks = [], []
-        for site, part in rows.items():
-            rng = site_random(seed, site)
-            for start in range(0, len(part.y), ROWS_AT_ONCE):
-                piece = slice(start, start + ROWS_AT_ONCE)
-                drawn = self._predicted(part.X[piece], draws, rng)
-                means.append(drawn.mean(axis=0))
-                ranks.append(_ranks(drawn, part.y[piece]))
-        y, mean = np.concatenate([part.y for part in rows.values()]), np.concatenate(means)
-        where = {"on": "rows that were held out" if self.held_out else "the rows that were fitted", "rows": len(y)}
-        if self.design.family == "bernoulli":
-            both = np.column_stack([1 - mean, mean])
-            return {**where, **metrics.classification(both, y), "curve": _curve(mean, y)}
-        off = np.abs(np.concatenate(ranks) - 0.5)
-        inside = {level: float(np.mean(off <= level / 2)) for level in LEVELS}
-        return {**where, "rmse": float(np.sqrt(np.mean((mean - y) ** 2))), "inside": inside}
+        with self.silos.connected() as silos:
+            check_unchanged(self.digest, silos, self.reading)
+            rows, sums = self._compare(silos, self.reading, draws, seed)
+            held_out = rows > 0 and self.reading.held_out > 0
+            if rows == 0:
+                rows, sums = self._compare(silos, replace(self.reading, held_out=0.0), draws, seed)
+        where = {"on": "rows that were held out" if held_out else "the rows that were fitted", "rows": rows}
+        return {**where, **describe_calibration(self.design.family, sums, rows)}
 
-    def _drawn(self, number: int, rng: np.random.Generator) -> "Drawn":
+    def _compare(self, silos: Silos, reading: Reading, draws: int, seed: int) -> tuple[int, Sums]:
+        """What predictions are beside what was observed, as sums over the rows of all sites."""
+        questions = {}
+        for number, name in enumerate(silos.sources):
+            drawn = self._draw(draws, begin_random(seed, name)[0])
+            questions[number] = Predict(reading, seed, drawn.coefficients, dict(drawn.others))
+        answers: list[PredictAnswer] = silos.ask(questions)
+        sums = {key: np.sum([answer.sums[key] for answer in answers], axis=0) for key in answers[0].sums}
+        return sum(answer.rows for answer in answers), sums
+
+    def _draw(self, number: int, key: int) -> Draws:
         """Draws of the posterior."""
         T, shift = self._transform
-        weights, others = self._read.draw(jax.random.key(int(rng.integers(2**32))), number)
-        return Drawn(weights @ T.T + shift, {name: values[:, None] for name, values in others.items()})
-
-    def _predicted(self, X: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
-        design, drawn = self.design, self._drawn(draws, rng)
-        beta, others = drawn.coefficients, drawn.others
-        f = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
-        if "spread" in others:
-            f = f + design.target_unit * others["spread"] * rng.normal(size=f.shape)
-        if design.family == "bernoulli":
-            return 1 / (1 + np.exp(-f))
-        if design.family == "gaussian":
-            return f + design.target_unit * others["noise"] * rng.normal(size=f.shape)
-        rate = np.exp(np.minimum(f, 30.0))
-        if design.family == "negative binomial":
-            rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
-        return rng.poisson(rate)
+        weights, others = self._read.draw(jax.random.key(key), number)
+        return Draws(weights @ T.T + shift, {name: values[:, None] for name, values in others.items()})
 
 
 def _placed(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -253,30 +249,6 @@ def _placed(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return found
 
 
-def site_random(seed: int, site: str) -> np.random.Generator:
-    """Randomness of a site: the same, whoever the other sites are and whatever their order is."""
-    return np.random.default_rng([seed, *site.encode()])
-
-
 def check_level(level: float) -> None:
     if not (is_number(level) and 0 < level < 1):
         raise InputError(f"level: expected a number between 0 and 1, got {level}")
-
-
-def _ranks(drawn: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Which share of the draws lies below what was observed; equal ones count half."""
-    return np.mean(drawn < y, axis=0) + 0.5 * np.mean(drawn == y, axis=0)
-
-
-def _curve(p: np.ndarray, y: np.ndarray) -> list[dict[str, float]]:
-    """Predicted and observed shares in ten bins of equal width."""
-    bins = np.minimum((10 * p).astype(int), 9)
-    return [
-        {
-            "predicted": float(p[bins == b].mean()),
-            "observed": float(y[bins == b].mean()),
-            "rows": int(np.sum(bins == b)),
-        }
-        for b in range(10)
-        if np.any(bins == b)
-    ]

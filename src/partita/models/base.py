@@ -75,11 +75,36 @@ class AbstractModel(eqx.Module):
     def shard(self, site: int, raw: Any) -> Shard:
         """Check one site's data."""
 
-    def opened(self, shards: Sequence[Any]) -> tuple[Self, Sequence[Any]]:
-        """The model and the sites of a run on these shards: for models that have to see a shard to know their size, or
-        have a site of their own.
-        """
-        return self, shards
+    @property
+    def needs_rows(self) -> bool:
+        """Whether it has to see rows of a site to know what it is made of: then `lay_out` looks at them, there."""
+        return False
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether it has to know how large groups are at all sites: then `find_groups` looks, at each."""
+        return False
+
+    @property
+    def own_shards(self) -> tuple[Any, ...]:
+        """Shards of sites that it adds to a run: of what its prior is beside a density of its family, say."""
+        return ()
+
+    def lay_out(self, site: int, raw: Any) -> Any:
+        """At a site: what the model is made of, found out on that site's data."""
+        raise InputError(f"{type(self).__name__} knows what it is made of")
+
+    def with_layout(self, found: Any) -> Self:
+        """The model with what `lay_out` found at a site."""
+        raise InputError(f"{type(self).__name__} knows what it is made of")
+
+    def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
+        """At a site: which groups are there, and how many rows the largest has."""
+        raise InputError(f"{type(self).__name__} has no groups")
+
+    def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
+        """The model with what `find_groups` found at all sites."""
+        raise InputError(f"{type(self).__name__} has no groups")
 
     def named(self, draws: Any) -> Any:
         """Draws of the parameters, as people know them."""

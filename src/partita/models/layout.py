@@ -66,6 +66,37 @@ class Layout(NamedTuple):
         return {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self.rows}
 
 
+def pack_layout(layout: Layout) -> dict[str, Any]:
+    """A layout as plain values, which a site can send."""
+    return {
+        "rows": [[name, list(shape), dtype] for name, shape, dtype in layout.rows],
+        "latents": [_pack_latent(latent) for latent in layout.latents],
+        "local": [_pack_latent(latent) for latent in layout.local],
+        "observed": [list(pair) for pair in layout.observed],
+        "is_smooth": layout.is_smooth,
+    }
+
+
+def unpack_layout(row: Mapping[str, Any]) -> Layout:
+    """What `pack_layout` gave."""
+    return Layout(
+        tuple((str(name), tuple(map(int, shape)), np.dtype(dtype).str) for name, shape, dtype in row["rows"]),
+        tuple(map(_unpack_latent, row["latents"])),
+        tuple(map(_unpack_latent, row["local"])),
+        tuple((str(name), axis) for name, axis in row["observed"]),
+        bool(row["is_smooth"]),
+    )
+
+
+def _pack_latent(latent: Latent) -> list[Any]:
+    return [latent.name, latent.start, list(latent.shape), latent.axis, latent.length]
+
+
+def _unpack_latent(row: Any) -> Latent:
+    name, start, shape, axis, length = row
+    return Latent(str(name), int(start), tuple(map(int, shape)), axis, int(length))
+
+
 @dataclass(frozen=True)
 class Site:
     """One `sample` statement, as it was run."""

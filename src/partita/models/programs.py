@@ -33,6 +33,15 @@ class Observed(NamedTuple):
     is_prior: Array
 
 
+class Laid(NamedTuple):
+    """What a program is made of; and the Gaussian in the place of its prior, and whether that is the prior."""
+
+    layout: Layout
+    location: np.ndarray
+    scale: np.ndarray
+    is_gaussian: bool
+
+
 class PriorTerms(NamedTuple):
     """The shard of a site that stands for what of the prior is not Gaussian."""
 
@@ -58,21 +67,25 @@ class NumPyroModel(AbstractModel):
     def smooth(self) -> bool:
         return self.layout is not None and self.layout.is_smooth
 
-    def opened(self, shards: Sequence[Any]) -> tuple[Self, Sequence[Any]]:
-        """Sized by the first shard. What a prior is beside a Gaussian, if it is none, becomes a last site's factor."""
-        model: Any = self
-        if self.layout is None:
-            first = shards[0]() if callable(shards[0]) else shards[0]
-            model = self.sized(first)
-        if self.local and not any(callable(shard) for shard in shards):
-            model = replace(model, group_rows=rounded(model._largest_group(shards)))
-        if model.is_gaussian or model.given_prior is not None:
-            return model, shards
-        return model, [*shards, PriorTerms()]
+    @property
+    def needs_rows(self) -> bool:
+        return self.layout is None
+
+    @property
+    def needs_groups(self) -> bool:
+        return bool(self.local)
+
+    @property
+    def own_shards(self) -> tuple[Any, ...]:
+        """What a prior is beside a Gaussian, if it is none, becomes the factor of a last site."""
+        return () if self.is_gaussian or self.given_prior is not None else (PriorTerms(),)
 
     def sized(self, like: Any) -> Self:
         """The same model for shards like this one. No data are kept."""
-        rows = self._arrays(0, like)
+        return self.with_layout(self.lay_out(0, like))
+
+    def lay_out(self, site: int, raw: Any) -> Laid:
+        rows = self._arrays(site, raw)
         row = {name: array[:1] for name, array in rows.items()}
         some = np.unique(np.linspace(0, len(rows[self.names[0]]) - 1, 3).astype(int))
         with precision(np.float64):
@@ -80,10 +93,13 @@ class NumPyroModel(AbstractModel):
             check_rows_apart(
                 self.program, layout, {name: array[some] for name, array in rows.items()}, by_row=not self.local
             )
-            location, scale, is_gaussian = self._base(layout)
-            sized = replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
-            sized._check_compiles(row)
-        return sized
+            laid = Laid(layout, *self._base(layout))
+            self.with_layout(laid)._check_compiles(row)
+        return laid
+
+    def with_layout(self, found: Laid) -> Self:
+        layout, location, scale, is_gaussian = found
+        return replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
 
     def _check_compiles(self, row: Mapping[str, np.ndarray]) -> None:
         numbers = jnp.zeros(self._sized().size), jnp.zeros(self._sized().local_size)
@@ -186,18 +202,19 @@ class NumPyroModel(AbstractModel):
                 raise ShardError(site, argument, "names groups: expected a whole number for each row")
         return arrays
 
-    def _largest_group(self, shards: Sequence[Any]) -> int:
-        """How many rows it has. A group's variables are at one site, or they would be counted twice."""
+    def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
+        codes, sizes = np.unique(self._arrays(site, raw)[self.local[0][1]], return_counts=True)
+        return codes.astype(np.int64), int(sizes.max())
+
+    def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
+        """Padded to the largest group of all. A group's variables are at one site, or they would be counted twice."""
         seen: dict[int, int] = {}
-        most = 0
-        for site, shard in enumerate(shards):
-            codes, sizes = np.unique(self._arrays(site, shard)[self.local[0][1]], return_counts=True)
-            most = max(most, int(sizes.max()))
-            for code in codes:
-                if seen.setdefault(int(code), site) != site:
+        for site, (codes, _) in enumerate(found):
+            for code in codes.tolist():
+                if seen.setdefault(code, site) != site:
                     words = f"group {code} is at another site too: keep it whole"
-                    raise ShardError(site, self.local[0][1], words, seen[int(code)])
-        return most
+                    raise ShardError(site, self.local[0][1], words, seen[code])
+        return replace(self, group_rows=rounded(max(largest for _, largest in found)))
 
     def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> PerRow:
         """log p(y_n | θ) for each row, or for each group, its own variables integrated out."""

@@ -42,9 +42,9 @@ def described(regressions: Sequence[Regression], level: float = 0.95) -> Row:
 
 def _steps(regression: Regression) -> dict[str, float]:
     """How far each column goes in a picture of all: from 0 to 1, if it has no other values; else by its deviation."""
-    design, rows = regression.design, regression.sites.values()
-    two_valued = np.all([np.all((part.X == 0) | (part.X == 1), axis=0) for part in rows], axis=0)
-    return dict(zip(design.names, np.where(two_valued, 1.0, design.unit).tolist(), strict=True))
+    design = regression.design
+    steps = np.where(np.array(regression.two_valued, bool), 1.0, design.unit)
+    return dict(zip(design.names, steps.tolist(), strict=True))
 
 
 def write_regression(folder: Path, described: Row) -> None:

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from partita.designs.design import Reading
 from partita.families import Family
 from partita.foundation.descriptions import describe
 from partita.foundation.runtime import on_host
@@ -21,9 +23,10 @@ from partita.server.rules.strikes import Strikes
 from partita.server.schedules import Board
 from partita.server.settings import Chosen
 from partita.server.storage import Journal, write_names
-from partita.wire.engine import Engine
+from partita.wire.engine import Engine, ask_all
 from partita.wire.job import Job
 from partita.wire.naming import SiteNames
+from partita.wire.questions import Digest, Evaluate
 
 # Settings of schedules that a resumed run may raise.
 BUDGETS = ("passes", "rounds", "updates")
@@ -39,6 +42,8 @@ class Run:
     engine: Engine
     names: SiteNames
     factors: Sequence[Family] | None = None
+    reading: Reading | None = None
+    columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -78,7 +83,7 @@ class Run:
 
     def job(self) -> Job:
         """What sites need to know before their first task."""
-        return self.settings.job(self.model, self.names)
+        return replace(self.settings.job(self.model, self.names), reading=self.reading, columns=self.columns)
 
     def journal(self, run_dir: str | os.PathLike, resume: bool) -> Journal:
         """The journal of this run, which another run cannot go on with."""
@@ -93,7 +98,7 @@ class Run:
             },
             "start": self.start,
             "factors": self.factors,
-            "shards": self.engine.digests(),
+            "shards": [answer.digest for answer in ask_all(self.engine, Digest(), self.sites, self.names)],
         }
         description = {name: describe(part) for name, part in parts.items()}
         write_names(run_dir, self.names.names)
@@ -101,8 +106,11 @@ class Run:
 
     def evaluate(self) -> dict[int, float]:
         """What every site says of the final posterior: its share of the evidence."""
-        factors = self.ledger.factors() if self.settings.solver.values_factor else None
-        values = self.engine.evaluate(self.ledger.posterior, self.current_hyper, factors)
+        question = Evaluate(self.ledger.posterior, self.current_hyper)
+        factors = enumerate(self.ledger.factors()) if self.settings.solver.values_factor else ()
+        by_site = {site: replace(question, factor=factor) for site, factor in factors}
+        answers: dict[int, Any] = dict(self.engine.ask(by_site or question))
+        values = {site: answer.value for site, answer in answers.items()}
         return values | dict.fromkeys(self.ledger.retired, 0.0)
 
     def retire(self, site: int) -> None:

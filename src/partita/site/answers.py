@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from partita._version import __version__
-from partita.errors import EngineError, InputError, MalformedMessage
+from partita.errors import EngineError, InputError, MalformedMessage, PolicyRefusal
 from partita.families import Family
 from partita.foundation.csv_files import read_columns
 from partita.foundation.text import MOST_REASON, clean
@@ -18,9 +18,10 @@ from partita.shards import padded_together
 from partita.site.consent import Consent
 from partita.site.settings import SITE, SiteSettings, read_site
 from partita.site.worker import Worker, load_shard
-from partita.wire.messages import decode_question, decode_task, encode_update
+from partita.wire.codec import decode_question, encode_answer
+from partita.wire.messages import decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import Question
+from partita.wire.questions import About, AboutAnswer, Answer, Evaluate, EvaluateAnswer, Question
 from partita.wire.recipe import Columns, Recipe
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
@@ -44,7 +45,7 @@ class Site:
         # What was wrong last, in words that stay here: they may quote the data.
         self.problem = ""
 
-    def answer(self, kind: Question, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, kind: str, request: dict[str, Any]) -> dict[str, Any]:
         """The payload that was asked for; or what is wrong, as far as it is the server's business."""
         try:
             return {"payload": self._answer(kind, request)}
@@ -53,7 +54,7 @@ class Site:
             self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
             return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
 
-    def _answer(self, kind: Question, request: dict[str, Any]) -> bytes:
+    def _answer(self, kind: str, request: dict[str, Any]) -> bytes:
         try:
             number, payload = int(request["site"]), bytes(request["payload"])
             text, digest, version = (str(request[name]) for name in ("recipe", "digest", "version"))
@@ -61,12 +62,9 @@ class Site:
             raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
         worker, like = self._ready(number, text, digest, version)
         self._consent.count(kind, read_site(self.folder).policy)
-        if kind == "about":
-            return np.float64(int(worker.shards[number].rows)).tobytes()
-        if kind == "evaluate":
-            posterior, hyper, factor = decode_question(payload, like)
-            factors = None if factor is None else {number: factor}
-            return np.float64(worker.evaluate(posterior, hyper, factors)[number]).tobytes()
+        if kind != "refine":
+            question = decode_question(kind, payload, like)
+            return encode_answer(type(question), _answer_question(worker, number, question))
         task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
@@ -95,6 +93,17 @@ class Site:
             self._known = known
         assert self._like is not None
         return self._worker, self._like
+
+
+def _answer_question(worker: Worker, number: int, question: Question) -> Answer:
+    """What a recipe's questions are answered with. Other questions are known to Partita, and to no policy yet."""
+    match question:
+        case About():
+            return AboutAnswer(float(worker.shards[number].rows))
+        case Evaluate(posterior=posterior, hyper=hyper, factor=factor):
+            factors = None if factor is None else {number: factor}
+            return EvaluateAnswer(worker.evaluate(posterior, hyper, factors)[number])
+    raise PolicyRefusal(f"the server asks for {question.name!r}, which this site's policy does not allow")
 
 
 def _check_version(version: str) -> None:

@@ -30,19 +30,14 @@ def arrange(table: Any, names: Sequence[str] | None) -> Any:
     return table[list(names)]
 
 
-def arrange_together(shards: Sequence[Any]) -> tuple[tuple[str, ...] | None, list[Any]]:
-    """Shards of several sites, the columns of frames in the order of the first one's; and their names, if any."""
-    tables = [shard[0] if isinstance(shard, tuple | list) and len(shard) else None for shard in shards]
-    names = next((own for own in map(names_of, tables) if own is not None), None)
-    if names is None:
-        return None, list(shards)
-    together = []
-    for site, (shard, table) in enumerate(zip(shards, tables, strict=True)):
-        try:
-            together.append(shard if table is None else (arrange(table, names), *shard[1:]))
-        except InputError as error:
-            raise ShardError(site, "X", str(error).removeprefix("X: ")) from None
-    return names, together
+def arrange_shard(site: int, shard: Any, names: Sequence[str] | None) -> Any:
+    """A site's `(X, y)`, or whatever a model takes, with the columns of a frame X in this order."""
+    if not isinstance(shard, tuple | list) or not len(shard) or names is None:
+        return shard
+    try:
+        return (arrange(shard[0], names), *shard[1:])
+    except InputError as error:
+        raise ShardError(site, "X", str(error).removeprefix("X: ")) from None
 
 
 def warn_of_units(name: str, before: Moments, rows: np.ndarray, stacklevel: int) -> None:

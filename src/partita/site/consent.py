@@ -11,7 +11,6 @@ from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
 from partita.foundation.foreign import parse_object
 from partita.site.policy import Policy
 from partita.site.settings import read_site
-from partita.wire.questions import Question
 from partita.wire.recipe import KEYS, SECTIONS, Recipe
 
 # Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
@@ -68,7 +67,7 @@ class Consent:
             )
             raise PolicyRefusal(f"{what}. To look at what is proposed, and accept it: partita accept {self._folder}")
 
-    def count(self, kind: Question, policy: Policy) -> None:
+    def count(self, kind: str, policy: Policy) -> None:
         """Count what is about to be answered; refused, if that is more than the policy allows."""
         limits = {"refine": policy.most_tasks, "evaluate": policy.most_questions}
         if kind not in limits:

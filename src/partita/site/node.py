@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from partita.errors import EngineError, StorageError, reason
 from partita.foundation.keys import read_key
 from partita.foundation.text import clean
-from partita.wire.questions import RECORD, Question
+from partita.wire.questions import KINDS, RECORD
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]
@@ -182,7 +182,7 @@ def _replied(message: Any, answer: Answer) -> Any:
 
     kind = message.metadata.message_type.removeprefix("query.")
     record = message.content.get(RECORD) if message.has_content() else None
-    if kind in get_args(Question) and isinstance(record, ConfigRecord):
+    if kind in KINDS and isinstance(record, ConfigRecord):
         told = answer(kind, dict(record))
     else:
         told = {"error": "this site answers Partita's server, and nothing else"}

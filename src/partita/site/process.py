@@ -15,7 +15,6 @@ from partita.foundation.signals import IsEnding, notice_signals, pause
 from partita.site.answers import Site
 from partita.site.node import Answer, Disconnected, Node, Record, Refused
 from partita.site.settings import SiteSettings, read_site
-from partita.wire.questions import Question
 
 Say = Callable[[str], None]
 # Seconds that a site keeps trying when it is refused: after a crash, Flower takes it for connected for another minute.
@@ -94,7 +93,7 @@ def _attend(node: Node, settings: SiteSettings, tell: Say, is_ending: IsEnding) 
 def log_answers(site: Site, log: logging.Logger, say: Say) -> Answer:
     """What a site answers, with all that it was asked in its log: also what it refused, and why."""
 
-    def answer(kind: Question, asked: Record) -> Record:
+    def answer(kind: str, asked: Record) -> Record:
         began = time.monotonic()
         reply = site.answer(kind, asked)
         row = {"seconds": round(time.monotonic() - began, 3), "bytes": len(reply.get("payload", b""))}

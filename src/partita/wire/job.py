@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from partita.designs.design import Reading
 from partita.expectations import Expectation
 from partita.models import AbstractModel
 from partita.solvers import Solver
@@ -10,7 +11,11 @@ from partita.wire.naming import SiteNames
 
 @dataclass(frozen=True)
 class Job:
-    """What sites need to know before their first task."""
+    """What sites need to know before their first task.
+
+    `reading` is how they turn tables into rows, where a formula does; `columns`, in which order the columns of frames
+    are taken, where those have names.
+    """
 
     model: AbstractModel
     solver: Solver
@@ -19,3 +24,5 @@ class Job:
     learns_hyper: bool
     waits: bool
     names: SiteNames = field(default_factory=SiteNames)
+    reading: Reading | None = None
+    columns: tuple[str, ...] | None = None

@@ -25,7 +25,7 @@ from partita.wire.tasks import Task, Update
 
 # How arrays may be made smaller on the wire, at the price of digits.
 Compression = Literal["none", "float16"]
-# Of what is not arrays: names, shapes, hyperparameters. A header is never longer.
+# The most bytes of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
 LARGEST, TINY = 2.0**15, 1e-300
 NUMBERS = (
@@ -65,7 +65,7 @@ Arrival = Update | Notice
 def encode_update(update: Update, compression: Compression = "none") -> bytes:
     """An update as bytes, without site and version."""
     numbers = [getattr(update, name) for name in NUMBERS]
-    arrays = _named("change", update.change, compression)
+    arrays = name_leaves("change", update.change, compression)
     arrays["numbers"] = np.asarray(numbers, np.float64)
     arrays.update({f"hyper.{name}": np.asarray(v, np.float64) for name, v in sorted(update.hyper_gradient.items())})
     return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
@@ -74,9 +74,9 @@ def encode_update(update: Update, compression: Compression = "none") -> bytes:
 def decode_update(site: int, version: int, payload: bytes, like: Family) -> Update:
     """The inverse, for a family of the shapes of `like`."""
     try:
-        arrays = _arrays(payload, like)
-        change = _density("change", arrays, like)
-        numbers = dict(zip(NUMBERS, _numbers(arrays), strict=True))
+        arrays = _read_arrays(payload, largest(like))
+        change = read_density("change", arrays, like)
+        numbers = dict(zip(NUMBERS, _read_numbers(arrays), strict=True))
         # In one order, whatever the reader's: sums over them are the same to the last bit then.
         names = sorted(name for name in arrays if name.startswith("hyper."))
         hyper = {name[6:]: float(arrays[name].item()) for name in names}
@@ -92,7 +92,7 @@ def encode_task(task: Task, compression: Compression = "none") -> bytes:
     """A task as bytes, all of it that a site needs."""
     arrays: dict[str, np.ndarray] = {}
     for name, density in task.sent.items():
-        arrays.update(_named(name, density, compression))
+        arrays.update(name_leaves(name, density, compression))
     about = {
         "site": task.site,
         "version": task.version,
@@ -104,45 +104,29 @@ def encode_task(task: Task, compression: Compression = "none") -> bytes:
 
 def decode_task(payload: bytes, like: Family) -> Task:
     """The inverse; what was not sent is flat."""
-    about, arrays = unpack("task", payload, like, densities=4)
+    about, arrays = unpack("task", payload, largest(like, densities=4))
     flat = jax.tree.map(np.zeros_like, like)
     message_only = about.get("message_only") is True
     try:
         return Task(
             site=int(about["site"]),
             version=int(about["version"]),
-            cavity=flat if message_only else _density("cavity", arrays, like),
-            factor=flat if message_only else _density("factor", arrays, like),
-            hyper=_hyper(about),
-            start=_density("start", arrays, like) if message_only or "start.0" in arrays else None,
-            anchor=_density("anchor", arrays, like) if "anchor.0" in arrays else None,
+            cavity=flat if message_only else read_density("cavity", arrays, like),
+            factor=flat if message_only else read_density("factor", arrays, like),
+            hyper=_read_hyper(about),
+            start=read_density("start", arrays, like) if message_only or "start.0" in arrays else None,
+            anchor=read_density("anchor", arrays, like) if "anchor.0" in arrays else None,
             message_only=message_only,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise MalformedMessage(f"task: cannot be read: {clean(error)}") from error
 
 
-def encode_question(posterior: Family, hyper: Hyper, factor: Family | None = None) -> bytes:
-    """What sites are asked at the end: E_q[log p(y_m | θ)] of this posterior, or what stands for it, given a factor."""
-    arrays = _named("posterior", posterior) | ({} if factor is None else _named("factor", factor))
-    return pack("question", {"hyper": {n: float(v) for n, v in hyper.items()}}, arrays)
+def read_density(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> Family:
+    return jax.tree.unflatten(jax.tree.structure(like), _read_leaves(name, arrays, like))
 
 
-def decode_question(payload: bytes, like: Family) -> tuple[Family, Hyper, Family | None]:
-    """The inverse."""
-    about, arrays = unpack("question", payload, like, densities=2)
-    try:
-        factor = _density("factor", arrays, like) if "factor.0" in arrays else None
-        return _density("posterior", arrays, like), _hyper(about), factor
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise MalformedMessage(f"question: cannot be read: {clean(error)}") from error
-
-
-def _density(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> Family:
-    return jax.tree.unflatten(jax.tree.structure(like), _leaves(name, arrays, like))
-
-
-def _hyper(about: Mapping[str, Any]) -> Hyper:
+def _read_hyper(about: Mapping[str, Any]) -> Hyper:
     return {str(name): float(value) for name, value in about["hyper"].items()}
 
 
@@ -153,10 +137,10 @@ def pack(kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
     return safetensors.save(contiguous, {"about": text, "sha256": content_digest(contiguous, text)})
 
 
-def unpack(kind: str, payload: bytes, like: Family, densities: int = 1) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The inverse, for a message with at most so many densities like this one."""
+def unpack(kind: str, payload: bytes, most: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The inverse, for a message of at most so many bytes."""
     try:
-        arrays = _arrays(payload, like, densities)
+        arrays = _read_arrays(payload, most)
         header = parse_json(payload[8 : 8 + int.from_bytes(payload[:8], "little")])["__metadata__"]
         text, digest = str(header["about"]), header["sha256"]
         about = parse_json(text)
@@ -173,9 +157,8 @@ def largest(like: Family, densities: int = 1) -> int:
     return densities * like.nbytes + 8 + HEADER
 
 
-def _arrays(payload: bytes, like: Family, densities: int = 1) -> dict[str, np.ndarray]:
+def _read_arrays(payload: bytes, most: int) -> dict[str, np.ndarray]:
     """What a payload holds; its size is looked at before its contents."""
-    most = largest(like, densities)
     if len(payload) > most:
         raise ValueError(f"{len(payload)} bytes where at most {most} are expected")
     if len(payload) < 8 or int.from_bytes(payload[:8], "little") > HEADER:
@@ -183,7 +166,7 @@ def _arrays(payload: bytes, like: Family, densities: int = 1) -> dict[str, np.nd
     return safetensors.load(bytes(payload))
 
 
-def _named(name: str, density: Family, compression: Compression = "none") -> dict[str, np.ndarray]:
+def name_leaves(name: str, density: Family, compression: Compression = "none") -> dict[str, np.ndarray]:
     arrays = {f"{name}.{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(density))}
     if compression == "none":
         return arrays
@@ -195,7 +178,7 @@ def _named(name: str, density: Family, compression: Compression = "none") -> dic
     return arrays
 
 
-def _leaves(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> list[np.ndarray]:
+def _read_leaves(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> list[np.ndarray]:
     leaves = []
     for i, expected in enumerate(jax.tree.leaves(like)):
         array = arrays[f"{name}.{i}"]
@@ -209,7 +192,7 @@ def _leaves(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> list[n
     return leaves
 
 
-def _numbers(arrays: Mapping[str, np.ndarray]) -> Sequence[float]:
+def _read_numbers(arrays: Mapping[str, np.ndarray]) -> Sequence[float]:
     numbers = arrays["numbers"]
     if numbers.dtype != np.float64 or numbers.shape != (len(NUMBERS),):
         raise ValueError(f"numbers: expected {len(NUMBERS)}, got {numbers.dtype} of shape {numbers.shape}")

@@ -1,8 +1,11 @@
 """What sites are called: a run counts them, people call them by name."""
 
-from collections.abc import Iterator, Sequence
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from partita.errors import InputError, SiteError
@@ -21,7 +24,11 @@ class SiteNames:
 
     def of(self, site: int) -> str:
         """How a site is called in a text."""
-        return f"site {self.names[site] if site < len(self.names) else site}"
+        return f"site {self.name(site)}"
+
+    def name(self, site: int) -> str:
+        """A site's name alone."""
+        return self.names[site] if site < len(self.names) else str(site)
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -41,6 +48,42 @@ def choose_names(names: Any, shards: Sequence[Any]) -> SiteNames:
     if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != len(shards):
         raise InputError(f"names: expected a list of {len(shards)}, one for each site, got {names!r}")
     return SiteNames(tuple(clean(str(name)) for name in names))
+
+
+def name_sources(sites: Any, folder: Path | None = None) -> dict[str, Any]:
+    """Where each site's table comes from, by the site's name; nothing is read.
+
+    Args:
+        sites: a frame, a file, or a function that loads one, by name; a list of files; or a pattern such as data/*.csv.
+        folder: where relative files lie; here, if not given.
+    """
+    if isinstance(sites, str):
+        found = sorted(glob.glob(str((folder or Path()) / sites)))
+        if not found:
+            raise InputError(f"sites: no file matches {sites}")
+        sites = found
+    if isinstance(sites, Sequence):
+        sites = _name_files(sites, folder)
+    if not isinstance(sites, Mapping) or not sites:
+        raise InputError("sites: expected a table with one file or frame per site")
+    names = [str(name) for name in sites]
+    if len(set(names)) < len(names):
+        raise InputError(f"sites: two are called {max(names, key=names.count)!r}: give each a name of its own")
+    return {
+        str(name): (folder or Path()) / source if isinstance(source, str | os.PathLike) else source
+        for name, source in sites.items()
+    }
+
+
+def _name_files(files: Sequence[Any], folder: Path | None) -> dict[str, Path]:
+    """Files by their names without suffixes."""
+    if not all(isinstance(path, str | os.PathLike) for path in files):
+        raise InputError("sites: a list has to be of files; give frames by name, {name: frame}")
+    paths = [(folder or Path()) / path for path in files]
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(names):
+        raise InputError("sites: two files have the same name; give a table of names and files")
+    return dict(zip(names, paths, strict=True))
 
 
 def check_site_names(names: Sequence[str]) -> None:

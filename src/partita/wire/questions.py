@@ -1,6 +1,242 @@
-"""What a federation's server may ask a site, and the name under which messages of both sides travel."""
+"""What is asked of sites beside tasks, and what they answer: frozen values, and both as bounded bytes.
 
-from typing import Literal
+A question that says nothing but its name is no bytes at all, and an answer that is one number is its eight. Anything
+else is one message of `wire.messages`: plain values as JSON, numbers as arrays of declared dimensions, densities by
+their leaves. Nothing is pickled, and nothing is read beyond the size that is declared here.
 
+| question | asked by | answer |
+|---|---|---|
+| `About` | federations | that the site can work, and its number of rows |
+| `ColumnNames` | fits | names of a frame's columns, whose order is then the same everywhere |
+| `Layout` | programs of NumPyro | what a program is made of, found out on a site's rows |
+| `Groups` | programs with groups | which groups are at a site, and how many rows the largest has |
+| `Digest` | journals | what tells a site's data from others |
+| `Evaluate` | the end of a run | E_q[log p(y_m given θ)] |
+| `Levels` | formulas | whether columns hold numbers, or which levels they have |
+| `Rows` | formulas | numbers of complete rows, of groups, and of rows that miss something |
+| `Moments` | formulas, estimators | means of columns, and squares around them |
+| `Products` | formulas, estimators | products of columns around agreed middles |
+| `Predict` | calibration | sums of what predictions are beside what was observed |
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from partita.designs.columns import Column
+from partita.designs.design import Reading
+from partita.families import Family
+from partita.models import Hyper
+
+# The name under which messages of both sides travel in a federation.
 RECORD = "partita"
-Question = Literal["about", "refine", "evaluate"]
+
+
+class Question:
+    """What a site may be asked. It is known by its name, which is the name of its policy too."""
+
+    name: ClassVar[str]
+
+
+class Answer:
+    """What a site answers."""
+
+
+@dataclass(frozen=True)
+class About(Question):
+    """Whether a site can work, and how many rows it has."""
+
+    name: ClassVar[str] = "about"
+
+
+@dataclass(frozen=True)
+class AboutAnswer(Answer):
+    rows: float
+
+
+@dataclass(frozen=True)
+class ColumnNames(Question):
+    """What the columns of a site's inputs are called, if they are a frame."""
+
+    name: ClassVar[str] = "columns"
+
+
+@dataclass(frozen=True)
+class ColumnNamesAnswer(Answer):
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Layout(Question):
+    """What a model is made of that has to see rows to find that out: asked of one site, for all."""
+
+    name: ClassVar[str] = "layout"
+
+
+@dataclass(frozen=True)
+class LayoutAnswer(Answer):
+    """`layout` in plain values; the moments of a Gaussian in the place of the prior, and whether it is the prior."""
+
+    layout: dict[str, Any]
+    location: np.ndarray
+    scale: np.ndarray
+    is_gaussian: bool
+
+
+@dataclass(frozen=True)
+class Groups(Question):
+    """Which groups with variables of their own are at a site."""
+
+    name: ClassVar[str] = "groups"
+
+
+@dataclass(frozen=True)
+class GroupsAnswer(Answer):
+    codes: np.ndarray
+    largest: int
+
+
+@dataclass(frozen=True)
+class Digest(Question):
+    """What tells a site's data from others, so that a run is not resumed with other data."""
+
+    name: ClassVar[str] = "digest"
+
+
+@dataclass(frozen=True)
+class DigestAnswer(Answer):
+    digest: str
+
+
+@dataclass(frozen=True)
+class Evaluate(Question):
+    """E_q[log p(y_m | θ)] of this posterior; given the site's factor, what the solver puts in that place."""
+
+    name: ClassVar[str] = "evaluate"
+    posterior: Family
+    hyper: Hyper = field(default_factory=dict)
+    factor: Family | None = None
+
+
+@dataclass(frozen=True)
+class EvaluateAnswer(Answer):
+    value: float
+
+
+@dataclass(frozen=True)
+class Levels(Question):
+    """Whether these columns hold numbers, or which levels they have.
+
+    `categorical` ones have levels even if they are numbers. Rows count as often as the column of `weights` says.
+    """
+
+    name: ClassVar[str] = "levels"
+    names: tuple[str, ...]
+    categorical: tuple[str, ...] = ()
+    group: str | None = None
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
+class LevelsAnswer(Answer):
+    """`alike_groups`: how many groups have names that differ by case or blanks only."""
+
+    columns: tuple[Column, ...]
+    rows: int
+    alike_groups: int
+
+
+@dataclass(frozen=True)
+class Rows(Question):
+    """How many rows a formula reads at a site, without those that are held out."""
+
+    name: ClassVar[str] = "rows"
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class RowsAnswer(Answer):
+    """`digest` is of the targets; `two_valued` says of each column whether it is 0 or 1 in all rows."""
+
+    rows: int
+    groups: int | None
+    missing: int
+    largest_group: int
+    digest: str
+    two_valued: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Moments(Question):
+    """Means of columns and of the target, and squares around them; of a shard `(X, y, weights)`, without a reading."""
+
+    name: ClassVar[str] = "moments"
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True)
+class MomentsAnswer(Answer):
+    """`total` are sums of squares around the mean, `size` are the largest absolute values."""
+
+    count: float
+    mean: np.ndarray
+    total: np.ndarray
+    size: np.ndarray
+    target_mean: np.ndarray
+    target_total: np.ndarray
+    target_size: np.ndarray
+
+
+@dataclass(frozen=True)
+class Products(Question):
+    """Products of these columns with each other, around these middles and in these units."""
+
+    name: ClassVar[str] = "products"
+    used: np.ndarray
+    centre: np.ndarray
+    unit: np.ndarray
+    reading: Reading | None = None
+
+
+@dataclass(frozen=True)
+class ProductsAnswer(Answer):
+    products: np.ndarray
+
+
+@dataclass(frozen=True)
+class Predict(Question):
+    """How predictions with these draws of the posterior compare with what was observed: of rows that were held out, if
+    any were, else of the fitted ones.
+    """
+
+    name: ClassVar[str] = "predict"
+    reading: Reading
+    seed: int
+    coefficients: np.ndarray
+    others: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class PredictAnswer(Answer):
+    rows: int
+    sums: dict[str, np.ndarray]
+
+
+# Every question by its name, with the answer that belongs to it.
+ANSWERS: dict[type[Question], type[Answer]] = {
+    About: AboutAnswer,
+    ColumnNames: ColumnNamesAnswer,
+    Layout: LayoutAnswer,
+    Groups: GroupsAnswer,
+    Digest: DigestAnswer,
+    Evaluate: EvaluateAnswer,
+    Levels: LevelsAnswer,
+    Rows: RowsAnswer,
+    Moments: MomentsAnswer,
+    Products: ProductsAnswer,
+    Predict: PredictAnswer,
+}
+QUESTIONS: dict[str, type[Question]] = {kind.name: kind for kind in ANSWERS}
+# What a message to a site of a federation may be.
+KINDS = frozenset({"refine", *QUESTIONS})

@@ -199,7 +199,7 @@ def section(question: Question, python: str | None) -> str:
     theirs = question.pooled(question.table)
     bambi = ask_bambi(python, question) if python and question.group else {}
     rows = {row["name"]: row for row in found.coefficients()}
-    lines = [f"## {question.words}", "", f"`{question.formula}`, {question.family}, {len(found.sites)} sites.", ""]
+    lines = [f"## {question.words}", "", f"`{question.formula}`, {question.family}, {len(found.counts)} sites.", ""]
     heads = ["", "PVI mean", "PVI sd", f"{question.anchor}", "its se"] + (["bambi mean", "bambi sd"] if bambi else [])
     lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     gaps, ratios = [], []

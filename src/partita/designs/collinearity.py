@@ -1,7 +1,6 @@
 """Columns that data say nothing of, as they do not vary or follow from others: from sums that sites tell, not rows."""
 
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,17 +23,21 @@ class Idle(NamedTuple):
     following: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-def find_idle(sites: Sequence[np.ndarray], intercept: bool = True) -> Idle:
+# From the columns that vary, their middles and units, to products around those, summed over the rows of all sites.
+AskProducts = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def find_idle(moments: Moments, ask_products: AskProducts, intercept: bool = True) -> Idle:
     """Which columns have coefficients that only a prior can tell.
 
     Every site tells its number of rows, means, and squares and products around them; with as many columns as rows each
     follows from others, and nothing is said of that.
 
     >>> x = np.arange(4.0)
-    >>> find_idle([np.column_stack([x, 0 * x, 2 - 3 * x])])
+    >>> X = np.column_stack([x, 0 * x, 2 - 3 * x])
+    >>> find_idle(Moments().with_rows(X), lambda *view: multiply_columns(X, *view))
     Idle(flat=(1,), following=((2, (0,)),))
     """
-    moments = reduce(lambda so_far, rows: so_far.with_rows(rows), sites, Moments())
     mean, deviation = np.asarray(moments.mean), moments.deviation
     varies = deviation > 1e-12 * np.abs(mean)
     unit = deviation if intercept else np.hypot(mean, deviation)
@@ -43,11 +46,21 @@ def find_idle(sites: Sequence[np.ndarray], intercept: bool = True) -> Idle:
     flat = tuple(np.flatnonzero(~counts).tolist())
     if not 0 < len(used) < min(moments.count - intercept + 1, MOST_COLUMNS):
         return Idle(flat)
-    centre = mean[used] if intercept else 0.0
-    scaled = [(rows[:, used] - centre) / unit[used] for rows in sites]
-    products = sum(Z.T @ Z for Z in scaled) / moments.count
+    centre = mean[used] if intercept else np.zeros(len(used))
+    products = ask_products(used, centre, unit[used]) / moments.count
     following = tuple((int(used[j]), tuple(used[list(terms)].tolist())) for j, terms in _following(products))
     return Idle(flat, following)
+
+
+def has_flat(moments: Moments) -> bool:
+    """Whether some column does not vary."""
+    return not np.all(moments.deviation > 1e-12 * np.abs(np.asarray(moments.mean)))
+
+
+def multiply_columns(rows: np.ndarray, used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """Products of some columns with each other, in these units around these middles, summed over rows."""
+    Z = (rows[:, used] - centre) / unit
+    return Z.T @ Z
 
 
 def describe_idle(idle: Idle, names: Sequence[str]) -> list[str]:

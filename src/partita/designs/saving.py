@@ -1,14 +1,14 @@
-"""How a regression reads tables, in plain words that a file can hold; and back, without running anything."""
+"""How a formula reads tables, as plain values for files and wires; and back, without running anything."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from partita.designs.columns import Column
+from partita.designs.design import COUNTS, FAMILIES, MOST_COLUMNS, Counts, Design, Reading, specify, target_levels
+from partita.designs.language import Parsed, parse_terms
 from partita.errors import CorruptStorage, reason
-from partita.formulas.design import COUNTS, FAMILIES, MOST_COLUMNS, Counts, Design, specified, target_levels
-from partita.formulas.language import Parsed, parse_terms
-from partita.formulas.tables import Column
 from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
 from partita.foundation.plain import Row, plain
 
@@ -39,70 +39,67 @@ def _terms(value: Any, place: str) -> None:
         raise ValueError(f"{place}: has more than {MOST_STORED} terms and factors")
 
 
-DESIGN = fields(
+PARTS = {
+    # Only words: what is evaluated are the terms.
+    "formula": anything,
+    "family": one_of(FAMILIES),
+    "group": maybe(text()),
+    "columns": items(_pair),
+    "left": _terms,
+    "right": _terms,
+    "names": items(text()),
+    "intercept": flag,
+    "centre": items(number()),
+    "unit": items(number(above=0)),
+    "mean_count": maybe(number(0)),
+    "target_centre": number(),
+    **dict.fromkeys(("target_unit", "prior_scale", "noise_scale"), number(above=0)),
+}
+DESIGN = fields(PARTS)
+READING = fields(
     {
-        # Only words: what is evaluated are the terms.
-        "formula": anything,
-        "family": one_of(FAMILIES),
-        "group": maybe(text()),
-        "columns": items(_pair),
-        "left": _terms,
-        "right": _terms,
-        "names": items(text()),
-        "intercept": flag,
-        "centre": items(number()),
-        "unit": items(number(above=0)),
-        "mean_count": maybe(number(0)),
-        "sites": items(_site),
-        "digest": text(),
-        "target_centre": number(),
-        **dict.fromkeys(("target_unit", "prior_scale", "noise_scale"), number(above=0)),
+        "design": DESIGN,
+        "weights": maybe(text()),
+        "held_out": number(0, most=1),
+        "seed": whole(0, 2**32 - 1),
+        "first_groups": items(whole()),
     }
 )
+STORED = fields({**dict.fromkeys(PARTS, anything), "sites": items(_site), "digest": text()})
 
 
-def pack_design(design: Design, counts: Mapping[str, Counts], digest: str) -> Row:
-    """What a result of this regression carries; of the data, nothing but how many rows there were."""
+def pack_design(design: Design) -> Row:
+    """A design as plain values."""
     words = {
         "formula": design.formula,
         "family": design.family,
         "group": design.group,
         "columns": [[column.name, column.levels] for column in design.columns.values()],
-        "left": _pack_terms(design.parsed.left),
-        "right": _pack_terms(design.parsed.right),
+        "left": pack_terms(design.parsed.left),
+        "right": pack_terms(design.parsed.right),
         "names": design.names,
         "intercept": design.intercept,
         "centre": design.centre,
         "unit": design.unit,
         "mean_count": design.mean_count,
-        "sites": [[name, one.rows, one.groups, one.missing] for name, one in counts.items()],
-        "digest": digest,
         **{name: getattr(design, name) for name in NUMBERS},
     }
     return plain(words)
 
 
-def unpack_design(path: Any, row: Any) -> tuple[Design, dict[str, Counts], str]:
-    """What `pack_design` gave, checked: files are not trusted."""
-    try:
-        return _unpack(row)
-    except Exception as error:
-        # It goes through formulaic too.
-        raise CorruptStorage(f"{path}: does not say how tables are read: {reason(error)}") from None
-
-
-def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
+def unpack_design(row: Any) -> Design:
+    """What `pack_design` gave, checked: whoever sent it is not trusted."""
     DESIGN(row, "design")
     columns = {name: Column(name, _levels(levels)) for name, levels in row["columns"]}
     parsed = parse_terms(_unpack_terms(row["left"]), _unpack_terms(row["right"]), row["group"])
     _check_columns(parsed, columns, row)
-    spec = specified(parsed, columns)
+    spec = specify(parsed, columns)
     names = tuple(name for name in spec.column_names if name != "Intercept")
     centre, unit = (np.array(row[name], float) for name in ("centre", "unit"))
     if list(names) != row["names"] or {centre.shape, unit.shape} != {(len(names),)}:
         raise ValueError("columns or units are not those of the formula")
     settings: dict[str, Any] = {name: float(row[name]) for name in NUMBERS}
-    design = Design(
+    return Design(
         str(row["formula"]),
         row["family"],
         parsed.group,
@@ -116,10 +113,45 @@ def _unpack(row: Row) -> tuple[Design, dict[str, Counts], str]:
         mean_count=row["mean_count"],
         **settings,
     )
-    return design, {name: Counts(*rest) for name, *rest in row["sites"]}, row["digest"]
 
 
-def _pack_terms(side: Any) -> list[list[list[str]]]:
+def pack_stored(design: Design, counts: Mapping[str, Counts], digest: str) -> Row:
+    """What a result of a regression carries; of the data, nothing but how many rows there were."""
+    sites = [[name, one.rows, one.groups, one.missing] for name, one in counts.items()]
+    return {**pack_design(design), "sites": plain(sites), "digest": digest}
+
+
+def unpack_stored(path: Any, row: Any) -> tuple[Design, dict[str, Counts], str]:
+    """What `pack_stored` gave, checked: files are not trusted."""
+    try:
+        STORED(row, "design")
+        design = unpack_design({name: row[name] for name in PARTS})
+        return design, {name: Counts(*rest) for name, *rest in row["sites"]}, row["digest"]
+    except Exception as error:
+        # It goes through formulaic too.
+        raise CorruptStorage(f"{path}: does not say how tables are read: {reason(error)}") from None
+
+
+def pack_reading(reading: Reading) -> Row:
+    """How sites read their tables, as plain values."""
+    return {
+        "design": pack_design(reading.design),
+        "weights": reading.weights,
+        "held_out": reading.held_out,
+        "seed": reading.seed,
+        "first_groups": list(reading.first_groups),
+    }
+
+
+def unpack_reading(row: Any) -> Reading:
+    """What `pack_reading` gave, checked."""
+    READING(row, "reading")
+    return Reading(
+        unpack_design(row["design"]), row["weights"], float(row["held_out"]), row["seed"], tuple(row["first_groups"])
+    )
+
+
+def pack_terms(side: Any) -> list[list[list[str]]]:
     return [[[factor.expr, factor.eval_method.value] for factor in term.factors] for term in side]
 
 

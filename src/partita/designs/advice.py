@@ -11,10 +11,10 @@ NAMES_OF_ROWS, NAMES_OF_GROUPS = 0.5, 0.2
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([ T].*)?")
 
 
-def alike(levels: Iterable[str]) -> list[tuple[str, ...]]:
+def find_alike(levels: Iterable[str]) -> list[tuple[str, ...]]:
     """Levels that differ by case or blanks only.
 
-    >>> alike(["yes ", "Yes", "no"])
+    >>> find_alike(["yes ", "Yes", "no"])
     [('yes ', 'Yes')]
     """
     found: dict[str, list[str]] = defaultdict(list)
@@ -23,7 +23,7 @@ def alike(levels: Iterable[str]) -> list[tuple[str, ...]]:
     return [tuple(same) for same in found.values() if len(same) > 1]
 
 
-def unlikely_levels(name: str, levels: Sequence[str], rows: int) -> str | None:
+def doubt_levels(name: str, levels: Sequence[str], rows: int) -> str | None:
     """Why a column of text is hardly meant to have a coefficient for each of its levels; None, if it may be."""
     if len(levels) <= FEW_LEVELS:
         return None
@@ -40,7 +40,7 @@ def unlikely_levels(name: str, levels: Sequence[str], rows: int) -> str | None:
     return None
 
 
-def warnings_of(levels: Mapping[str, Sequence[str]], expanded: Iterable[str], rows: int) -> list[str]:
+def doubt_columns(levels: Mapping[str, Sequence[str]], expanded: Iterable[str], rows: int) -> list[str]:
     """What is said before a fit that goes on.
 
     Args:
@@ -52,11 +52,11 @@ def warnings_of(levels: Mapping[str, Sequence[str]], expanded: Iterable[str], ro
         f"column {name!r}: {', '.join(map(repr, same))} differ by case or blanks only, and count as "
         f"{len(same)} levels: make them alike in the tables"
         for name, known in levels.items()
-        for same in alike(known)
+        for same in find_alike(known)
     ]
     for name in sorted(set(expanded) & set(levels)):
         number = len(levels[name])
-        if unlikely := unlikely_levels(name, levels[name], rows):
+        if unlikely := doubt_levels(name, levels[name], rows):
             found.append(unlikely)
         elif number > MOST_LEVELS_OF_GROUPS and number > NAMES_OF_GROUPS * rows:
             found.append(
