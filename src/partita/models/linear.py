@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, log_ndtr, ndtr
+from jax.scipy.special import gammaln
 from jax.scipy.stats import t as student
 
 from partita.errors import InputError, ShardError
@@ -16,7 +16,7 @@ from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, precision
 from partita.foundation.shapes import Inputs, PerRow, Scalar
-from partita.models.base import Hyper, Predictor, Rows, check_labels
+from partita.models.base import Hyper, Predictor, Rows
 from partita.models.coefficients import Coefficients
 from partita.shards import as_numbers
 
@@ -141,39 +141,6 @@ class LinearPredictor(Predictor):
         ]
 
 
-class Classifier(LinearPredictor):
-    """Two classes, labelled 0 and 1."""
-
-    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        return check_labels(site, LinearPredictor.targets(self, site, y), 2)
-
-    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
-        return jax.random.bernoulli(key, self.response(f)[..., 1]).astype(like.dtype)
-
-    def predict(self, response: np.ndarray) -> np.ndarray:
-        return (response[:, 1] > 0.5).astype(int)
-
-
-class LogisticRegression(Classifier):
-    """P(y = 1) = σ(xᵀθ)."""
-
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
-        return y * f - jax.nn.softplus(f)
-
-    def response(self, f: Array) -> Array:
-        return jnp.stack([jax.nn.sigmoid(-f), jax.nn.sigmoid(f)], axis=-1)
-
-
-class ProbitRegression(Classifier):
-    """P(y = 1) = Φ(xᵀθ)."""
-
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
-        return log_ndtr((2 * y - 1) * f)
-
-    def response(self, f: Array) -> Array:
-        return jnp.stack([ndtr(-f), ndtr(f)], axis=-1)
-
-
 class PoissonRegression(LinearPredictor):
     """Counts with rate exp(xᵀθ)."""
 
@@ -268,7 +235,7 @@ class LinearRegression(LinearPredictor):
         ]
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
-        return -0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI
+        return _log_normal(y, f, hyper["noise"])
 
     def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> PerRow:
         if self.noise is not None:
@@ -279,7 +246,7 @@ class LinearRegression(LinearPredictor):
     def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> PerRow:
         if self.noise is not None:
             m, v = mean.moments_along(data.X)
-            return self.pointwise(m, data.y, hyper) - 0.5 * v / hyper["noise"] ** 2
+            return _log_normal(data.y, m, hyper["noise"]) - 0.5 * v / hyper["noise"] ** 2
         X, y = data
         square = jnp.sum((X @ mean.minus_half_second_moment) * X, axis=1)  # -½ E[τ f²]
         fit = y**2 * mean.minus_half_precision + y * (X @ mean.weighted_location) + square
@@ -313,6 +280,10 @@ class LinearRegression(LinearPredictor):
         return f
 
 
+def _log_normal(y: Array, mean: Array, deviation: Array) -> Array:
+    return -0.5 * ((y - mean) / deviation) ** 2 - jnp.log(deviation) - 0.5 * LOG_2PI
+
+
 class RobustRegression(LinearPredictor):
     """y = xᵀθ + noise of Student's t: rows far off count for little, the less the fewer `degrees` of freedom."""
 
@@ -340,57 +311,6 @@ class RobustRegression(LinearPredictor):
         return f
 
 
-class SoftmaxRegression(LinearPredictor):
-    """P(y = c) ∝ exp(xᵀθ_c), for labels 0 … classes - 1.
-
-    A mean-field posterior is over an array of shape (classes, columns), a full one over that array, flat.
-    """
-
-    classes: int = 2
-    posterior: Posterior = "mean-field"
-
-    def __check_init__(self) -> None:
-        check_count(classes=self.classes)
-        if self.classes < 2:
-            raise InputError("classes: expected at least 2")
-
-    @classmethod
-    def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
-        return cls(features=X.shape[1], classes=int(np.max(y)) + 1, **settings)
-
-    @property
-    def projected(self) -> bool:  # type: ignore[override]
-        """Several correlated predictors per row have no cheap projection."""
-        return self.family.is_mean_field
-
-    @property
-    def outputs(self) -> int:  # type: ignore[override]
-        return self.classes
-
-    def natural_prior(self, hyper: Hyper) -> Family:
-        precision = jnp.tile(self.prior_precision(hyper), (self.classes, 1))
-        precision = precision if self.posterior == "mean-field" else precision.ravel()
-        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
-
-    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        return check_labels(site, LinearPredictor.targets(self, site, y), self.classes).astype(np.int32)
-
-    def predictors(self, params: Array, X: Array) -> Array:
-        return X @ params.reshape(self.classes, self.columns).T
-
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
-        return f[y] - jax.nn.logsumexp(f)
-
-    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
-        return jax.random.categorical(key, f).astype(like.dtype)
-
-    def response(self, f: Array) -> Array:
-        return jax.nn.softmax(f, axis=-1)
-
-    def predict(self, response: np.ndarray) -> np.ndarray:
-        return response.argmax(axis=-1)
-
-
 def to_units_of_data(centre: np.ndarray, unit: np.ndarray, intercept: bool = True) -> np.ndarray:
     """T, such that T w are the coefficients, the intercept last, of columns that were (x - centre) / unit."""
     T = np.diag(np.append(1 / unit, 1.0)) if intercept else np.diag(1 / unit)
@@ -401,10 +321,7 @@ def to_units_of_data(centre: np.ndarray, unit: np.ndarray, intercept: bool = Tru
 
 __all__ = [
     "LinearRegression",
-    "LogisticRegression",
     "PoissonRegression",
-    "ProbitRegression",
     "RobustRegression",
-    "SoftmaxRegression",
     "to_units_of_data",
 ]

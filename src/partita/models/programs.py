@@ -19,18 +19,8 @@ from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
-from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
-
-
-class Observed(NamedTuple):
-    """A shard's rows; where there are local variables, its groups, each with as many rows as the largest."""
-
-    arrays: Mapping[str, Array]
-    # Which rows of a group are there, and which of the program's groups it is; None, where rows have no groups.
-    there: Any
-    group: Any
-    # Whether this is the site of the prior, which has no data.
-    is_prior: Array
+from partita.models.program_rows import Observed, PriorTerms, arrange_groups, read_arrays
+from partita.shards import Shard, check_weights, make_shard, rounded
 
 
 class Laid(NamedTuple):
@@ -40,10 +30,6 @@ class Laid(NamedTuple):
     location: np.ndarray
     scale: np.ndarray
     is_gaussian: bool
-
-
-class PriorTerms(NamedTuple):
-    """The shard of a site that stands for what of the prior is not Gaussian."""
 
 
 class NumPyroModel(AbstractModel):
@@ -85,7 +71,7 @@ class NumPyroModel(AbstractModel):
         return self.with_layout(self.lay_out(0, like))
 
     def lay_out(self, site: int, raw: Any) -> Laid:
-        rows = self._arrays(site, raw)
+        rows = self._read(site, raw)
         row = {name: array[:1] for name, array in rows.items()}
         some = np.unique(np.linspace(0, len(rows[self.names[0]]) - 1, 3).astype(int))
         with precision(np.float64):
@@ -144,7 +130,7 @@ class NumPyroModel(AbstractModel):
                 there, group = np.ones((1, most), bool), np.zeros(1, np.int32)
                 arrays = {name: np.repeat(array[None], most, axis=1) for name, array in arrays.items()}
             return make_shard(Observed(arrays, there, group, np.ones(1, bool)), np.ones(1))
-        arrays = self._arrays(site, raw)
+        arrays = self._read(site, raw)
         for name, shape, dtype in layout.rows:
             if arrays[name].shape[1:] != shape:
                 raise ShardError(site, name, f"expected rows of shape {shape}, got {arrays[name].shape[1:]}")
@@ -159,51 +145,14 @@ class NumPyroModel(AbstractModel):
             raise ShardError(
                 site, "weights", "rows of groups with variables of their own have no weights: leave them out"
             )
-        return self._grouped(site, arrays, count)
+        argument = self.local[0][1] if self.local else None
+        return arrange_groups(site, arrays, argument, count, layout.local[0].length, self.group_rows)
 
-    def _grouped(self, site: int, arrays: dict[str, np.ndarray], count: int) -> Shard:
-        codes = arrays[self.local[0][1]].astype(np.int32) if self.local else np.arange(count, dtype=np.int32)
-        length = self._sized().local[0].length
-        if length > 1 and (codes.min() < 0 or codes.max() >= length):
-            raise ShardError(
-                site, self.local[0][1], f"groups are 0 to {length - 1}, got {codes.min()} to {codes.max()}"
-            )
-        known, first, index, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-        most = self.group_rows or rounded(int(sizes.max()))
-        # Group by group: each row's place in its own.
-        order = np.argsort(index, kind="stable")
-        place = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        chosen, there = np.repeat(first[:, None], most, axis=1), np.zeros((len(known), most), bool)
-        chosen[index[order], place], there[index[order], place] = order, True
-        grouped = {name: array[chosen] for name, array in arrays.items()}
-        group = known if length > 1 else np.zeros(len(known), np.int32)
-        return make_shard(Observed(grouped, there, group, np.zeros(len(known), bool)), np.ones(len(known)))
-
-    def _arrays(self, site: int, raw: Any) -> dict[str, np.ndarray]:
-        """One array per data argument, with equally many rows."""
-        data = raw.data if isinstance(raw, Weighted) else raw
-        if isinstance(data, Mapping):
-            if set(data) != set(self.names):
-                raise ShardError(site, "shard", f"expected {', '.join(self.names)}, got {', '.join(map(str, data))}")
-        elif isinstance(data, tuple | list) and len(data) == len(self.names):
-            data = dict(zip(self.names, data, strict=True))
-        else:
-            raise ShardError(site, "shard", f"expected ({', '.join(self.names)}), or a dictionary of these")
-        arrays = {}
-        for name in self.names:
-            given = np.asarray(data[name])
-            whole = np.issubdtype(given.dtype, np.integer) or given.dtype == np.bool_
-            arrays[name] = as_numbers(site, name, given, given.dtype if whole else self.dtype)
-            if arrays[name].ndim == 0:
-                raise ShardError(site, name, "expected an array with one row per observation")
-        check_rows(site, arrays)
-        for _, argument in self.local:
-            if not np.issubdtype(arrays[argument].dtype, np.integer) or arrays[argument].ndim != 1:
-                raise ShardError(site, argument, "names groups: expected a whole number for each row")
-        return arrays
+    def _read(self, site: int, raw: Any) -> dict[str, np.ndarray]:
+        return read_arrays(site, raw, self.names, [argument for _, argument in self.local], self.dtype)
 
     def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
-        codes, sizes = np.unique(self._arrays(site, raw)[self.local[0][1]], return_counts=True)
+        codes, sizes = np.unique(self._read(site, raw)[self.local[0][1]], return_counts=True)
         return codes.astype(np.int64), int(sizes.max())
 
     def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
