@@ -88,7 +88,16 @@ def describe(edges: dict[Edge, int]) -> str:
     ]
     counts = f"{kinds.count('algebra')} of them algebra of densities, {kinds.count('read')} reads of a property"
     total = f"{len(edges)} hand-offs between {len(modules)} modules: {counts}, {kinds.count('')} others"
-    return "\n".join([*lines, total])
+    others = [edge for edge, kind in zip(edges, kinds, strict=True) if not kind]
+    between = [edge for edge in others if folder_of(edge[0]) != folder_of(edge[1])]
+    pairs = {(folder_of(caller), folder_of(callee)) for caller, callee in between}
+    within = f"of the others, {len(between)} leave their folder or file, along {len(pairs)} ways from one to another"
+    return "\n".join([*lines, total, within])
+
+
+def folder_of(name: str) -> str:
+    """The part that a function belongs to: `server.rules` for all files of that folder, `server.ledger` for a file."""
+    return ".".join(module_of(name).split(".")[:3])
 
 
 def kind_of(callee: str) -> str:

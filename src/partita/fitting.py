@@ -4,7 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -30,7 +30,7 @@ from partita.site.columns import Columns
 from partita.site.worker import load_shards
 from partita.solvers import FixedPoint
 from partita.solvers.choice import SOLVES
-from partita.telemetry import Callback
+from partita.telemetry import Callback, listening, tell
 from partita.wire.engine import Engine, ask_all
 from partita.wire.naming import SiteNames, choose_names
 from partita.wire.questions import ColumnNames, ColumnNamesAnswer, Evaluate, Groups, Layout
@@ -171,10 +171,11 @@ def run_to_end(
     run_dir: str | os.PathLike | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    before: Result | None = None,
 ) -> Result:
-    """Run to the end, and close the engine."""
+    """Run to the end, and close the engine; as one more batch of a stream, if it has a result from `before`."""
     with _open(run, shards, run_dir, resume, callbacks) as journal:
-        return replace(finish(run, callbacks, journal), columns=Columns(run.columns))
+        return replace(finish(run, callbacks, journal, before), columns=Columns(run.columns))
 
 
 @contextmanager
@@ -191,28 +192,28 @@ def _open(
         if resume and run_dir is None:
             raise InputError("resume: needs the run_dir of the run")
         stack.enter_context(run.names.told())
-        for callback in callbacks:
-            if isinstance(callback, AbstractContextManager):
-                stack.enter_context(callback)
+        stack.enter_context(listening(callbacks))
         run.engine.open(run.job(), shards)
         yield None if run_dir is None else stack.enter_context(run.journal(run_dir, resume))
 
 
-def _recorded(run: Run, journal: Journal | None, callbacks: Sequence[Callback] = ()) -> Iterator[tuple[Event, Row]]:
+def _recorded(
+    run: Run, journal: Journal | None, callbacks: Sequence[Callback] = (), before: Result | None = None
+) -> Iterator[tuple[Event, Row]]:
     """Events with what callbacks add to them, as rows of history, which are kept where there is a journal."""
     for event in iterate(run, journal):
-        for callback in callbacks:
-            event.metrics.update(callback(event) or {})
-        row = event.row()
+        if before is not None and before.history:
+            event = event.after(before.history[-1], len(before.factors), before.log_evidence)
+        row = tell(event, callbacks)
         if journal is not None:
             journal.add_row(event.fold, row)
         yield event, row
 
 
-def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None) -> Result:
+def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, before: Result | None = None) -> Result:
     """Run to the end, then ask every site for its share of the evidence at the final posterior."""
     history, settled = [], False
-    for event, row in _recorded(run, journal, callbacks):
+    for event, row in _recorded(run, journal, callbacks, before):
         settled = event.settled
         history.append(row)
     log_probs = run.evaluate()
@@ -245,7 +246,7 @@ def _warn(run: Run, history: Sequence[Row], settled: bool) -> None:
             "a narrower prior, or fewer and larger sites",
         )
     for doubt in doubts:
-        warnings.warn(doubt, RuntimeWarning, stacklevel=4)
+        warnings.warn(doubt, RuntimeWarning, stacklevel=5)
 
 
 def partial_fit(
@@ -265,10 +266,14 @@ def partial_fit(
     Hyperparameters stay what they are, unless `hyper` says to learn them: from this batch, beginning at those of the
     last one, which keeps its factor. What earlier batches knew of them is `LearnHyper(prior=…)`.
 
+    Callbacks are called with every event of the batch, whose numbers go on from those of the batches before; so do the
+    rows of the history, in which the free energy is that of all batches so far, and a batch is a site.
+
     Columns of frames are put in the order of the first batch's, by their names. A batch whose values are a hundred
     times larger or smaller than all before it is said aloud. With schedule, solver and damping left open, the batch's
     problem is solved at once, unless messages are noisy, or only directions, or hyperparameters are learnt.
     """
+    check_kinds(callbacks=(callbacks, Sequence))
     model = state.model if isinstance(state, Result) else state
     if isinstance(state, Result) and state.hyper != model.hyper:
         model = model.with_hyper(state.hyper)
@@ -281,7 +286,8 @@ def partial_fit(
     shard = columns.arrange(shard)
     if not isinstance(state, Result):
         return replace(fit(state, [shard], settings, callbacks=callbacks), columns=columns.after(shard))
-    step = fit(model.with_prior(state.posterior), [shard], settings, callbacks=callbacks)
+    run, arranged = prepare(model.with_prior(state.posterior), [shard], settings)
+    step = run_to_end(run, arranged, callbacks=callbacks, before=state)
     return replace(
         state,
         posterior=step.posterior,

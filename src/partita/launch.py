@@ -16,7 +16,7 @@ from partita.formulas.regression import check_level
 from partita.foundation.plain import Row
 from partita.models import AbstractModel
 from partita.predictive import expected_response
-from partita.report import write_report
+from partita.report import saved_report, write_report
 from partita.report.follower import Follower
 from partita.report.measures import write_measures
 from partita.report.regression import described, write_regression
@@ -145,7 +145,10 @@ def follow_run(folder: Path) -> Follower:
 
 
 def write_run_report(folder: Path) -> tuple[str, Row, Path]:
-    """Write the page of a run; return its words, its summary, and where the page is."""
+    """Write the page of a run, or of a saved file beside it; return its words, its summary, and where the page is."""
+    if folder.is_file():
+        saved = saved_report(folder)
+        return saved.words, saved.table[0], write_report(folder.with_suffix(".html"), saved)
     follower = follow_run(folder)
     if not follower.read():
         raise StorageError(f"{follower.folder / 'journal.sqlite'}: no such run, or nothing in it yet")

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
@@ -140,9 +140,9 @@ class Progress:
         if event.free_energy is not None and event.round > 1:
             energy = f"free energy {event.free_energy + self.offset:.2f}"
         rounds = event.total * event.round / event.version
-        words, total = f"round {int(event.round)} of {rounds:.0f}", event.total
+        words, total = f"{event.step} {int(event.round)} of {rounds:.0f}", event.total
         if event.settled:
-            words, total = f"settled in round {int(event.round)}, of at most {rounds:.0f}", event.version
+            words, total = f"settled in {event.step} {int(event.round)}, of at most {rounds:.0f}", event.version
         self.show(event.version, total, energy, words=words)
 
     def show(self, done: int, total: int | None, note: str, label: str | None = None, words: str | None = None) -> None:
@@ -165,6 +165,23 @@ class Progress:
         if not self._quiet:
             words = clean(words, MOST_OF_LINE)
             self._console.print(words, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def tell(event: Event, callbacks: Sequence[Callback]) -> Row:
+    """Call everybody who listens; the event's row of history, with what they have measured."""
+    for callback in callbacks:
+        event.metrics.update(callback(event) or {})
+    return event.row()
+
+
+@contextmanager
+def listening(callbacks: Sequence[Callback]) -> Iterator[None]:
+    """A context in which callbacks that are context managers are entered."""
+    with ExitStack() as entered:
+        for callback in callbacks:
+            if isinstance(callback, AbstractContextManager):
+                entered.enter_context(callback)
+        yield
 
 
 @contextmanager

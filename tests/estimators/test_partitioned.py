@@ -115,7 +115,7 @@ def test_classes_of_a_stream_are_said_at_its_beginning():
     model.partial_fit(X[order[90:]], y[order[90:]])
     assert model.coef_.shape == (3, 4)
     assert model.score(X, y) > 0.8
-    with pytest.raises(InputError, match="class 7 is new"):
+    with pytest.raises(InputError, match="the class 7 was not named"):
         model.partial_fit(X[:2], [7, 0])
 
 

@@ -129,7 +129,7 @@ def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
             state = improve(state)
         best = float(jax.jit(lambda sites: gp.free_energy(params, step, sites)[0])(state[0]))
         factor, own = gp.absorb(params, step, state[0])
-        mean, covariance = gp.predicted_jointly(params, factor, points, jitter)
+        mean, covariance = gp.predict_jointly(params, factor, points, jitter)
         free = frozen.Free(model.location_, model.location_, own.shift[0], np.linalg.cholesky(own.precision[0]))
         none = frozen.Beliefs(np.empty((0, 2)), np.empty(0), np.empty((0, 0)))
         value, beliefs = frozen.bound(params, none, points, free, *first)

@@ -93,7 +93,7 @@ def test_estimators_hand_on_the_labels_of_sites(kind, monkeypatch):
         given.append(settings["names"])
         return real(*arguments, **settings)
 
-    monkeypatch.setattr("partita.estimators.partitioned.fit_sites", watched)
+    monkeypatch.setattr("partita.estimators.partitioned_base.fit_sites", watched)
     X, y = np.random.default_rng(0).normal(size=(20, 1)), np.arange(20) % 2
     model = kind(schedule=pt.schedules.Synchronous(rounds=1), quiet=True)
     model.fit(X, y, groups=np.repeat(["west", "east"], 10)).forget("west")

@@ -10,6 +10,10 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, the last a summary.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing before the end.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or of a federation's server.")]
+RunOrFile = Annotated[
+    Path,
+    typer.Argument(metavar="DIR_OR_FILE", help="The folder of a run; or a saved result, estimator or stream."),
+]
 
 
 def keep_programs() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from partita.cli.interrupt import suppress_interrupt
-from partita.cli.options import Json, Quiet, RunFolder, keep_programs, listen
+from partita.cli.options import Json, Quiet, RunFolder, RunOrFile, keep_programs, listen
 
 run_commands = typer.Typer()
 
@@ -79,9 +79,9 @@ def explain_resuming(config: Path, folder: Path, settings: Sequence[str]) -> str
 
 
 @run_commands.command()
-def report(folder: RunFolder, json: Json = False) -> None:
-    """Write DIR/report.html from what DIR holds."""
-    show_report(folder, json)
+def report(place: RunOrFile, json: Json = False) -> None:
+    """Write DIR/report.html from what DIR holds; or a page beside FILE, from the history that is saved in it."""
+    show_report(place, json)
 
 
 def show_report(folder: Path, json: bool) -> None:

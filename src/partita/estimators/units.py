@@ -5,7 +5,7 @@ make weights that are a linear function of the old ones. Factors are changed wit
 it is relative to the units.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 
 from partita.errors import InputError
 from partita.families import Family, Substitution
-from partita.foundation.moments import Affine
+from partita.foundation.moments import Affine, Moments, join_moments
 from partita.models.linear import LinearPredictor, to_units_of_data
 from partita.result import Result
 
@@ -30,14 +30,28 @@ class Units(NamedTuple):
     target: Affine
 
     def same_as(self, other: "Units") -> bool:
-        pairs = zip((*self.inputs, *self.target), (*other.inputs, *other.target), strict=True)
-        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+        return self.inputs.same_as(other.inputs) and self.target.same_as(other.target)
 
     def sizes(self, own: "Units") -> np.ndarray:
         """How large columns and the target are in these units, as root mean squares, where in their own they are 1."""
         pairs = ((self.inputs, own.inputs), (self.target, own.target))
         each = [np.hypot(theirs.mean - kept.mean, theirs.scale) / kept.scale for kept, theirs in pairs]
         return np.concatenate([np.atleast_1d(size) for size in each])
+
+
+def measure_units(each: Sequence[Moments], standardise: bool, of_target: Callable[[Moments], Affine]) -> Units:
+    """Units in which columns have mean 0 and deviation 1 over all rows of several places.
+
+    Args:
+        each: moments of every place's columns, the target last.
+        standardise: otherwise columns and targets are left in their own units.
+        of_target: what the units of a target are that has such moments.
+    """
+    together = join_moments(each)
+    if not standardise:
+        return Units(Affine.unchanged(len(together.mean) - 1), Affine.unchanged())
+    inputs, target = (Moments(together.count, together.mean[k], together.total[k]) for k in (slice(0, -1), -1))
+    return Units(inputs.affine, of_target(target))
 
 
 def substitution(outputs: int, before: Units, after: Units) -> Substitution:
@@ -50,7 +64,7 @@ def substitution(outputs: int, before: Units, after: Units) -> Substitution:
     return Substitution(np.kron(np.eye(outputs), larger * T), np.tile(shift, outputs), larger)
 
 
-def converted(result: Result, before: Units, after: Units, weights: Sequence[float]) -> Result:
+def convert(result: Result, before: Units, after: Units, weights: Sequence[float]) -> Result:
     """A result of a linear model in other units, under the same prior relative to them.
 
     `weights` are of the rows behind each factor, whose targets have another density in other units. The log evidence
@@ -61,7 +75,7 @@ def converted(result: Result, before: Units, after: Units, weights: Sequence[flo
         raise InputError("units: only those of linear models can be changed")
     change = substitution(model.outputs, before, after)
     pairs = [factor.substituted(change) for factor in result.factors]
-    posterior = joint(result.prior, [factor for factor, _ in pairs])
+    posterior = join(result.prior, [factor for factor, _ in pairs])
     if not posterior.is_proper():
         raise InputError("units: in others the posterior is not proper")
     denser = np.log(change.noise) * np.asarray(weights)
@@ -78,6 +92,6 @@ def converted(result: Result, before: Units, after: Units, weights: Sequence[flo
     )
 
 
-def joint(prior: Family, factors: Sequence[Family]) -> Family:
+def join(prior: Family, factors: Sequence[Family]) -> Family:
     """prior × ∏ factors."""
     return reduce(lambda a, b: a * b, factors, prior)

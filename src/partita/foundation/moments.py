@@ -1,5 +1,7 @@
 """Means and deviations of columns, from rows that are in several places or arrive over time; units made of them."""
 
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,10 +10,38 @@ from partita.foundation.fields import number
 
 
 class Affine(NamedTuple):
-    """value = mean + scale × standardised value."""
+    """Units of columns: value = mean + scale × standardised value.
+
+    >>> units = Affine(np.array([2.0, 0.0]), np.array([4.0, 1.0]))
+    >>> units.standardise(np.array([10.0, 3.0])), units.restore(np.array([2.0, 3.0]))
+    (array([2., 3.]), array([10.,  3.]))
+    """
 
     mean: np.ndarray
     scale: np.ndarray
+
+    @classmethod
+    def unchanged(cls, *shape: int) -> "Affine":
+        """Units in which values are what they are."""
+        return cls(np.zeros(shape), np.ones(shape))
+
+    def standardise(self, values: np.ndarray) -> np.ndarray:
+        standardised: np.ndarray = (values - self.mean) / self.scale
+        return standardised
+
+    def restore(self, values: np.ndarray) -> np.ndarray:
+        """The inverse of `standardise`."""
+        restored: np.ndarray = values * self.scale + self.mean
+        return restored
+
+    def same_as(self, other: "Affine") -> bool:
+        return np.array_equal(self.mean, other.mean) and np.array_equal(self.scale, other.scale)
+
+
+def has_spread(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Which columns vary by more than rounding."""
+    varies: np.ndarray = np.asarray(deviation > 1e-12 * np.abs(mean))
+    return varies
 
 
 class Moments:
@@ -56,7 +86,16 @@ class Moments:
     def affine(self) -> Affine:
         """Columns that do not vary are left in their own units."""
         scale = self.deviation
-        return Affine(np.asarray(self.mean, float), np.where(self._varies(scale), scale, 1.0))
+        return Affine(np.asarray(self.mean, float), np.where(has_spread(self.mean, scale), scale, 1.0))
 
-    def _varies(self, scale: np.ndarray) -> np.ndarray:
-        return scale > 1e-12 * np.abs(self.mean)
+    @property
+    def affine_or_size(self) -> Affine:
+        """Columns that do not vary are in units of their size, of which alone is known; or of one, where they are 0."""
+        mean = np.asarray(self.mean, float)
+        size = np.where(mean != 0, np.abs(mean), 1.0)
+        return Affine(mean, np.where(has_spread(mean, self.deviation), self.deviation, size))
+
+
+def join_moments(each: Iterable[Moments]) -> Moments:
+    """Of the rows of all places."""
+    return reduce(lambda so_far, own: so_far.with_others(own), each, Moments())

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,9 @@ class Likelihood:
     """log p(y | f); the rest follows by quadrature, unless it is known."""
 
     # Whether a site of the right precision is all there is to it, so that nothing has to be iterated.
-    exact = False
+    exact: ClassVar[bool] = False
+    # Whether targets are labels of two classes, 0 and 1.
+    classifies: ClassVar[bool] = False
 
     def initial(self) -> dict[str, np.ndarray]:
         """Starting values of its positive parameters: its own fields."""
@@ -39,6 +41,11 @@ class Likelihood:
 
     def __post_init__(self) -> None:
         check_positive(f"{type(self).__name__}: ", **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @property
+    def has_units(self) -> bool:
+        """Whether targets are numbers in units, which can be standardised."""
+        return bool(self.in_units(1.0))
 
     @abstractmethod
     def log_prob(self, params: Params, f: Array, y: Array) -> Array: ...
@@ -114,6 +121,8 @@ class Normal(Likelihood):
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
     """Labels 0 and 1, of probability link(f)."""
+
+    classifies = True
 
     def check(self, y: np.ndarray) -> None:
         if not np.all((y == 0) | (y == 1)):

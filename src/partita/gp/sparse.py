@@ -123,7 +123,7 @@ class SparseGP:
             lost = jnp.zeros((), L.dtype)
         else:
             kernel = self.split(params)[0]
-            V = solve_triangular(L, self._crossed(kernel, step), lower=True)
+            V = solve_triangular(L, self.cross_points(params, step.points, step.present, old), lower=True)
             left = self.kernel.gram(kernel, old.points) * together(old.present) - V.T @ V
             lost = -0.5 * jnp.sum(old.precision * left)
         return V @ old.precision @ V.T, old.shift @ V.T, lost
@@ -162,7 +162,7 @@ class SparseGP:
         g, h = by_output(self.likelihood.sites, likelihood, nothing, prior, batch.y)
         sites = Sites(g * batch.weights, h * batch.weights)
         K = self.covariance(params, step.points, step.present, step.jitter)
-        crossed = None if step.keeps else self._crossed(kernel, step)
+        crossed = None if step.keeps else self.cross_points(params, step.points, step.present, old)
         rows = step.present[:, None] * self.kernel.cross(kernel, step.points, batch.X)
 
         def one(own: Any) -> Array:
@@ -176,9 +176,10 @@ class SparseGP:
             total -= 0.5 * jnp.sum(old.precision * self.kernel.gram(kernel, old.points) * together(old.present))
         return total, sites
 
-    def _crossed(self, kernel: Params, step: Step) -> Array:
-        """Covariances of the points with the old ones."""
-        return step.present[:, None] * self.kernel.between(kernel, step.points, step.old.points) * step.old.present
+    def cross_points(self, params: Params, points: Array, present: Array, old: Factor) -> Array:
+        """Covariances of points with those of an old factor; where they are equal, they are the same inputs."""
+        kernel = self.split(params)[0]
+        return present[:, None] * self.kernel.between(kernel, points, old.points) * old.present
 
     def first_sites(self, batch: Batch) -> Sites:
         """Where refinements of sites start: as if nothing had been seen."""

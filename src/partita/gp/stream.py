@@ -1,23 +1,31 @@
 """A Gaussian process that learns from a stream: batch after batch, with beliefs about its hyperparameters."""
 
-import dataclasses
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from partita.errors import ImproperDensity, InputError
+from partita.errors import ImproperDensity, InputError, RunMismatch
 from partita.families import Gaussian
+from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.foundation.moments import Affine
+from partita.foundation.plain import Row
 from partita.foundation.runtime import Array, on_host, precision
+from partita.gp import saving
 from partita.gp.beliefs import Beliefs, mirrored_normals
+from partita.gp.events import describe_batch
 from partita.gp.learning import Given, Learning, Learnt, learn
 from partita.gp.padding import capacity_for, divide, empty_factor, enlarge, pad_batch, padded_indices
 from partita.gp.placement import MOST_JITTER, Placement
 from partita.gp.sparse import Factor, SparseGP, Step, Whitened
+from partita.server.events import Event
 from partita.server.ledger import Ledger
+from partita.telemetry import Callback, tell
 from partita.wire.tasks import Update
 
 # How far the mean or the logarithm of the spread of targets moves, in spreads, before beliefs about a kernel are stale.
@@ -44,6 +52,8 @@ class Stream:
     # Each batch's own part of the factor, if asked for.
     parts: tuple[Factor, ...] | None = None
     seed: int = 0
+    # One row per batch, as `Result.history` has one per fold.
+    history: tuple[Row, ...] = field(default=(), repr=False)
 
     @classmethod
     def begin(
@@ -66,8 +76,24 @@ class Stream:
         """Hyperparameters at the middle of what is believed of them."""
         return self.hyper.params
 
-    def absorb(self, X: np.ndarray, y: np.ndarray) -> "Stream":
-        """The stream after one more batch: X [rows, features], y [outputs, rows]."""
+    def absorb(self, X: np.ndarray, y: np.ndarray, callbacks: Sequence[Callback] = ()) -> "Stream":
+        """The stream after one more batch: X [rows, features], y [outputs, rows]; callbacks are told of it."""
+        after, event = self.advance(X, y)
+        return after.record(tell(event, callbacks))
+
+    def advance(
+        self, X: np.ndarray, y: np.ndarray, log_unit: float = 0.0, total: int | None = None
+    ) -> tuple["Stream", Event]:
+        """The stream after one more batch, and what there is to tell of it, which is not in its history yet.
+
+        Args:
+            X: inputs [rows, features].
+            y: targets [outputs, rows].
+            log_unit: the logarithm of the units of all these targets together, by which their density is lower than
+                that of the numbers given.
+            total: how many batches there will be, if that is known.
+        """
+        began = time.perf_counter()
         batch = pad_batch(X, y)
         with precision(np.float64):
             step, movable = self.placement.place(batch)
@@ -77,16 +103,39 @@ class Stream:
                 learnt, jitter = self._learn_until_still(step, movable)
             else:
                 learnt, jitter = self._learn(self.learning, step, movable, self.hyper)
-        return dataclasses.replace(
+        after = replace(
             self,
             hyper=learnt.hyper,
             factor=learnt.factor,
             stale=0.0,
-            log_evidence=self.log_evidence + float(learnt.log_evidence),
+            log_evidence=float(self.log_evidence + float(learnt.log_evidence) - log_unit),
             jitter=jitter,
             batches=self.batches + 1,
             parts=None if self.parts is None else (*self.parts, learnt.own),
         )
+        return after, describe_batch(self, after, len(X), time.perf_counter() - began, total)
+
+    def record(self, row: Row) -> "Stream":
+        """The same stream with one more row in its history."""
+        return replace(self, history=(*self.history, row))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, complete or not at all; `load` reads it. Factors of single batches are not kept."""
+        arrays, about = saving.pack(self)
+        write_arrays(path, arrays, {**about, "stream": saving.pack_parts(self)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Stream":
+        """What `save` wrote: it goes on with the next batch as if it had never been away, to the last bit."""
+        arrays, about = read_arrays(path)
+        check_finite(path, arrays)
+        if "stream" not in about:
+            raise RunMismatch(f"{path}: holds a {about.get('estimator', 'result')}, not a stream: use its own load")
+        with doubted(path):
+            gp, learning, seed = saving.unpack_parts(about["stream"])
+            factor = saving.read_factor(arrays)
+            begun = cls.begin(gp, learning, factor.points.shape[1], len(factor.shift), seed)
+            return saving.unpack(begun, factor, arrays, about)
 
     @property
     def placement(self) -> Placement:
@@ -131,25 +180,23 @@ class Stream:
         """As if a batch had not been seen, but for what it taught about hyperparameters: its factor is divided out."""
         parts = self._parts_of(batch)
         factor = divide(self.factor, parts[batch])
-        if not all(np.all(np.isfinite(leaf)) for leaf in self._whiten(factor)):
+        if not all(np.all(np.isfinite(leaf)) for leaf in self.whiten(factor)):
             raise ImproperDensity(f"batch {batch}: without it the posterior would not be proper")
         others = (*parts[:batch], *parts[batch + 1 :])
-        return dataclasses.replace(
-            self, factor=factor, parts=others, batches=self.batches - 1, log_evidence=float("nan")
-        )
+        return replace(self, factor=factor, parts=others, batches=self.batches - 1, log_evidence=float("nan"))
 
     def refined(self, batch: int, X: np.ndarray, y: np.ndarray) -> "Stream":
         """The factor of a batch computed again from its data, with the points and hyperparameters of today."""
         parts = self._parts_of(batch)
         cavity = divide(self.factor, parts[batch])
         step = Step(cavity, pad_batch(X, y), cavity.points, cavity.present, np.asarray(self.jitter), True)
-        as_they_are = dataclasses.replace(
+        as_they_are = replace(
             self.learning, hyperparameters="fixed", pseudo_points="private", moves=False, max_points=None
         )
         with precision(np.float64):
             learnt, jitter = self._learn(as_they_are, step, np.zeros_like(cavity.present), self.hyper)
         renewed = (*parts[:batch], learnt.own, *parts[batch + 1 :])
-        return dataclasses.replace(self, factor=learnt.factor, parts=renewed, jitter=jitter, log_evidence=float("nan"))
+        return replace(self, factor=learnt.factor, parts=renewed, jitter=jitter, log_evidence=float("nan"))
 
     def _parts_of(self, batch: int) -> tuple[Factor, ...]:
         if self.parts is None:
@@ -158,7 +205,8 @@ class Stream:
             raise InputError(f"batch {batch}: there are batches 0 to {len(self.parts) - 1}")
         return self.parts
 
-    def _whiten(self, factor: Factor) -> Whitened:
+    def whiten(self, factor: Factor) -> Whitened:
+        """The posterior that a factor makes with today's hyperparameters, over v = L⁻¹ f(points)."""
         with precision(np.float64):
             whitened: Whitened = on_host(whiten(self.gp, self.params, factor, np.asarray(self.jitter)))
         return whitened
@@ -167,7 +215,7 @@ class Stream:
         """prior × ∏ factors with one site per batch, over v = L⁻¹ f(points), whose prior is N(0, I)."""
         parts = self._parts_of(0)
         size = len(self.factor.present)
-        L = self._whiten(self.factor).L
+        L = self.whiten(self.factor).L
         ledger = Ledger(Gaussian(np.zeros(size), np.eye(size)), len(parts))
         tasks = ledger.dispatch(range(len(parts)), {})
         changes = []
@@ -195,7 +243,7 @@ class Stream:
             return Factor(points * factor.present[:, None], factor.present, shift * larger[:, None], matrix)
 
         growth = self.gp.in_units(before.scale / after.scale, 1 / larger)
-        return dataclasses.replace(
+        return replace(
             self,
             hyper=self.hyper if self.learning.hyperparameters == "fixed" else self.hyper.convert(growth),
             factor=change(self.factor),

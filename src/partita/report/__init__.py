@@ -2,5 +2,6 @@
 
 from partita.report.charts import Chart, Curve, Picture
 from partita.report.page import Report, write_report
+from partita.report.saved import history_report, saved_report
 
-__all__ = ["Chart", "Curve", "Picture", "Report", "write_report"]
+__all__ = ["Chart", "Curve", "Picture", "Report", "history_report", "saved_report", "write_report"]

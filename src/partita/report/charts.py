@@ -17,9 +17,10 @@ DASHES = ("solid", "solid", "solid", "solid", "dot", "dash")
 GREY = "#808080"
 
 # What lines can be drawn against.
-AXES = {"round": "rounds", "seconds": "seconds", "bytes": "bytes", "messages": "messages"}
+AXES = {"round": "rounds", "batch": "batches", "seconds": "seconds", "bytes": "bytes", "messages": "messages"}
 LABELS = {
     "round": "rounds (updates per site)",
+    "batch": "batches",
     "seconds": "seconds at the sites",
     "bytes": "bytes up and down",
     "messages": "messages",
@@ -104,7 +105,7 @@ def plotly_text(text: str) -> str:
     return html.escape(clean(text), quote=False)
 
 
-def label_picture(shards: Sequence[tuple]) -> Picture:
+def label_picture(shards: Sequence[tuple[np.ndarray, ...]]) -> Picture:
     """How many rows of which label every site has."""
     import plotly.graph_objects as go
 

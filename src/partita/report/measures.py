@@ -73,7 +73,7 @@ def write_measures(folder: Path, result: Result, test: tuple[Any, Any], features
     write_text(folder / "measures.json", to_json(row))
 
 
-def read_measures(folder: str | os.PathLike, fold: int) -> Measures:
+def read_measures(folder: str | os.PathLike[str], fold: int) -> Measures:
     """Of the result after this fold."""
     path = Path(folder) / "measures.json"
     try:

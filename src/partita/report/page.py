@@ -48,7 +48,7 @@ class Report:
     log_axis: bool = False
 
 
-def write_report(path: str | os.PathLike, report: Report) -> Path:
+def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     """Write the page, complete or not at all."""
     return write_text(path, page(report))
 
@@ -120,7 +120,7 @@ def _says(chart: Chart, values: Sequence[float | None] | None) -> bool:
     return values is not None and (chart.if_zero or any(values))
 
 
-def columns(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list]:
+def columns(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[float | None]]:
     """Numbers by name, None where there is none; of long histories, rows evenly apart for every name."""
     kept = sorted({place for name in names for place in _spread(rows, name)})
     wanted = [*AXES, *names, "log_evidence"]

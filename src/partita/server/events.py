@@ -1,6 +1,8 @@
 """What a run tells of each fold."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -8,6 +10,9 @@ from partita.families import Family
 from partita.foundation.plain import Row
 from partita.models import Hyper
 from partita.server.accounting import SiteWork
+
+# What goes on from batch to batch of a stream.
+COUNTED = ("fold", "version", "round", "seconds", "clock", "messages", "bytes_down", "bytes_up")
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,8 @@ class Event:
     wanted: float
     taken_back: bool
     staleness: int
-    # Of the posterior that the fold began with; and how far off that may be: not at all, if zero.
+    # Of the posterior that the fold began with, or of a stream, with this batch; and how far off that may be: not at
+    # all, if zero.
     free_energy: float | None
     free_energy_error: float | None
     change: float
@@ -44,6 +50,8 @@ class Event:
     # Updates that were refused since the last fold, in words.
     refused: tuple[str, ...] = ()
     metrics: Row = field(default_factory=dict)
+    # What `round` counts: rounds of all sites, or batches of a stream.
+    step: Literal["round", "batch"] = "round"
 
     @property
     def bytes(self) -> int:
@@ -59,6 +67,19 @@ class Event:
         """The site of whose change the smallest share was taken; nobody, if all were taken whole."""
         least = min(self.shares)
         return self.sites[self.shares.index(least)] if least < 1 else None
+
+    def after(self, last: Row, sites: int, log_evidence: float) -> "Event":
+        """The same fold as one of a stream: counted on from its last row, its sites and its log evidence so far."""
+        counted = {name: getattr(self, name) + last[name] for name in COUNTED}
+        known = self.free_energy is not None and math.isfinite(log_evidence)
+        return replace(
+            self,
+            sites=tuple(site + sites for site in self.sites),
+            work=tuple(replace(one, site=one.site + sites) for one in self.work),
+            total=self.total + last["version"],
+            free_energy=self.free_energy + log_evidence if known else None,  # type: ignore[operator]
+            **counted,
+        )
 
     def row(self) -> Row:
         """A flat row of plain values; a fixed number of them, whatever the number of sites."""

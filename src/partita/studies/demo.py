@@ -17,37 +17,26 @@ from partita.report import Curve, Report
 from partita.report.charts import Calibration, calibration_picture, grouped_bars, label_picture
 from partita.report.measures import of_classes
 from partita.result import Result
-from partita.server.schedules import Asynchronous, Schedule, Sequential, Synchronous
+from partita.server.schedules import Asynchronous, Sequential, Synchronous
 from partita.solvers import FixedPoint
 from partita.studies.committee import split_prior
+from partita.studies.schemes import Scheme
 from partita.telemetry import Callback, Every
 
 SITES = 10
 ROUNDS = 40
 
 
-@dataclass(frozen=True)
-class Way:
-    """One way to fit the digits: a triple (partition, solver, schedule), and which prior the sites start from."""
-
-    name: str
-    schedule: Schedule
-    solver: FixedPoint
-    pooled: bool = False
-    split_prior: bool = False
-    damping: float | str = "auto"
-
-
 LOCAL = FixedPoint(steps=5)
 ALONE = FixedPoint(steps=100, tolerance=1e-4)
-WAYS = (
-    Way("global VI, pooled", Synchronous(rounds=ROUNDS), LOCAL, pooled=True),
-    Way("PVI synchronous", Synchronous(rounds=ROUNDS), LOCAL),
-    Way("PVI sequential", Sequential(passes=ROUNDS // 2), LOCAL),
-    Way("PVI asynchronous", Asynchronous(updates=ROUNDS * SITES), LOCAL),
-    Way("BCM, same prior", Synchronous(rounds=1), ALONE, damping=1.0),
-    Way("BCM, split prior", Synchronous(rounds=1), ALONE, split_prior=True, damping=1.0),
-)
+WAYS = {
+    "global VI, pooled": Scheme("one site has all data", Synchronous(rounds=ROUNDS), LOCAL, pooled=True),
+    "PVI synchronous": Scheme("all sites at once", Synchronous(rounds=ROUNDS), LOCAL),
+    "PVI sequential": Scheme("site after site", Sequential(passes=ROUNDS // 2), LOCAL),
+    "PVI asynchronous": Scheme("whoever is ready", Asynchronous(updates=ROUNDS * SITES), LOCAL),
+    "BCM, same prior": Scheme("each site once, alone", Synchronous(rounds=1), ALONE, 1.0),
+    "BCM, split prior": Scheme("the same with the prior split", Synchronous(rounds=1), ALONE, 1.0, split_prior=True),
+}
 
 
 @dataclass(frozen=True)
@@ -78,8 +67,9 @@ class Digits:
         return [tuple(np.concatenate(parts) for parts in zip(*self.shards, strict=True))]
 
 
-def fit_digits(way: Way, digits: Digits, seed: int, callbacks: Sequence[Callback] = ()) -> Outcome:
-    """Fit, and measure on the test set after every round."""
+def fit_digits(name: str, digits: Digits, seed: int, callbacks: Sequence[Callback] = ()) -> Outcome:
+    """Fit in the way of that name, and measure on the test set after every round."""
+    way = WAYS[name]
     model = SoftmaxRegression(features=64, classes=10, prior_scale=1.0, intercept=False)
     shards = digits.pooled if way.pooled else digits.shards
 
@@ -88,6 +78,7 @@ def fit_digits(way: Way, digits: Digits, seed: int, callbacks: Sequence[Callback
 
     began = time.perf_counter()
     if way.split_prior:
+        assert way.solver is not None
         result = split_prior(model, shards, way.solver, seed)
     else:
         result = fit(
@@ -97,23 +88,20 @@ def fit_digits(way: Way, digits: Digits, seed: int, callbacks: Sequence[Callback
             schedule=way.schedule,
             damping=way.damping,
             seed=seed,
-            callbacks=(
-                Every(metrics, folds=1 if way.schedule.waits and way.schedule.parallel else SITES),
-                *callbacks,
-            ),
+            callbacks=(Every(metrics, folds=1 if way.schedule.waits and way.schedule.parallel else SITES), *callbacks),
         )
     seconds = time.perf_counter() - began
-    return describe_outcome(way, result, metrics(result.posterior), seconds, digits)
+    return describe_outcome(name, result, metrics(result.posterior), seconds, digits)
 
 
-def describe_outcome(way: Way, result: Result, measured: Row, seconds: float, digits: Digits) -> Outcome:
-    last = result.history[-1]
+def describe_outcome(name: str, result: Result, measured: Row, seconds: float, digits: Digits) -> Outcome:
+    pooled, last = WAYS[name].pooled, result.history[-1]
     row = {
-        "method": way.name,
+        "method": name,
         **measured,
         "rounds": round(last["round"]),
-        "messages": 0 if way.pooled else last["messages"],
-        "bytes": 0 if way.pooled else last["bytes"],
+        "messages": 0 if pooled else last["messages"],
+        "bytes": 0 if pooled else last["bytes"],
         "seconds": round(seconds, 2),
         "log evidence": result.log_evidence,
     }
@@ -121,18 +109,18 @@ def describe_outcome(way: Way, result: Result, measured: Row, seconds: float, di
     # Events carry the free energy that was known when they happened; the last one is that of the result.
     end = {**last, **measured, "free_energy": result.log_evidence, "log_evidence": result.log_evidence}
     rows = [*result.history, end]
-    if way.pooled:
-        rows = [{name: value for name, value in row.items() if name not in ("messages", "bytes")} for row in rows]
+    if pooled:
+        rows = [{key: value for key, value in row.items() if key not in ("messages", "bytes")} for row in rows]
     calibration = of_classes(probabilities, digits.test[1])
-    return Outcome(row, Curve(way.name, rows), calibration, result.contributions().tolist())
+    return Outcome(row, Curve(name, rows), calibration, result.contributions().tolist())
 
 
 def build_report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
     """The page: table, who has which labels, calibration, and the curves."""
     calibrations = {outcome.row["method"]: outcome.calibration for outcome in outcomes}
     contributions = {
-        way.name: outcome.contributions if way.name.startswith("PVI") else None
-        for way, outcome in zip(WAYS, outcomes, strict=True)
+        name: outcome.contributions if name.startswith("PVI") else None
+        for name, outcome in zip(WAYS, outcomes, strict=True)
     }
     return Report(
         title="Digits over ten sites",
@@ -159,4 +147,4 @@ def build_report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
 def run_demo(seed: int, watch: Callable[[str, Row], Sequence[Callback]]) -> tuple[list[Outcome], Digits]:
     """Fit in all ways; `watch`, called with the name of one and labels for its events, gives callbacks."""
     digits = Digits.load(seed)
-    return [fit_digits(way, digits, seed, watch(way.name, {"method": way.name})) for way in WAYS], digits
+    return [fit_digits(name, digits, seed, watch(name, {"method": name})) for name in WAYS], digits

@@ -2,11 +2,38 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from partita.errors import InputError
 from partita.foundation.checks import check_one_of
 from partita.studies.options import Say
+
+
+class Gap(NamedTuple):
+    """How far means are from a reference's, in its standard deviations; and deviations, relative to the reference's."""
+
+    means: np.ndarray
+    ratios: np.ndarray
+
+    def describe(self, unit: str, others: str) -> str:
+        """Both in words: `unit` is what means are measured in, `others` whose deviations ours are relative to."""
+        return (
+            f"means differ by at most {self.means.max():.2f} {unit} (median {np.median(self.means):.2f}), standard "
+            f"deviations are {self.ratios.min():.2f} to {self.ratios.max():.2f} of {others}"
+        )
+
+
+def compare_moments(mean: Any, sd: Any, reference_mean: Any, reference_sd: Any) -> Gap:
+    """Compare means and standard deviations with those of a reference, number by number."""
+    return Gap(np.abs((np.asarray(mean) - reference_mean) / reference_sd), np.asarray(sd) / reference_sd)
+
+
+def markdown_table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of a page, with an empty line after it."""
+    body = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *body, ""])
 
 
 def check_place(path: Path | None) -> None:

@@ -21,9 +21,7 @@ from partita.expectations import GaussNewton
 from partita.families import MeanField
 from partita.fitting import events
 from partita.free_energy import LocalProblem
-from partita.metrics import classification
 from partita.models import Network, prior_of
-from partita.predictive import expected_response
 from partita.shards import padded
 from partita.solvers import NaturalGradient
 from partita.studies.images import Images
@@ -80,10 +78,11 @@ def refine(model: Network, cavities: MeanField, start: MeanField, shards: Any, s
         problem = LocalProblem(model, GaussNewton(), cavity, shard, model.hyper)
         return solver.refine(problem, start, start / cavity, key=key)[0]
 
-    return jax.vmap(one)(cavities, shards, jax.random.split(key, SITES))
+    refined: MeanField = jax.vmap(one)(cavities, shards, jax.random.split(key, SITES))
+    return refined
 
 
-def posteriors(model: Network, raw: list, rule: Rule, rounds: int, seed: int) -> Iterator[MeanField]:
+def posteriors(model: Network, raw: list[Any], rule: Rule, rounds: int, seed: int) -> Iterator[MeanField]:
     """What the server sends after every round."""
     checked = [padded(shard, max(len(y) for _, y in raw)) for shard in map(model.shard, range(SITES), raw)]
     sizes = np.array([float(shard.rows) for shard in checked])
@@ -115,7 +114,8 @@ def apply_rule(
         return np.broadcast_to(np.mean(new, axis=0), new.shape) if shared else new
 
     def mix(p: np.ndarray, t: np.ndarray, q: np.ndarray) -> np.ndarray:
-        return ((1 - rule.blend) * (p + np.sum(t, axis=0)) + rule.blend * np.mean(q, axis=0)).astype(np.float32)
+        mixed = (1 - rule.blend) * (p + np.sum(t, axis=0)) + rule.blend * np.mean(q, axis=0)
+        return np.asarray(mixed, np.float32)
 
     taken = jax.tree.map(move, factors, solved, sent)
     return jax.tree.map(np.float32, taken), jax.tree.map(mix, prior, taken, solved)
@@ -131,15 +131,14 @@ def measure(images: Images, rule: Rule | None, seed: int, rounds: int, sizes: bo
     model = images.network([50], init_seed=seed)
     raw = list(split(images.train, SITES, "whole-labels", seed=seed))
     if sizes:
-        raw = [
-            (X[: max(10, len(y) // (1 + site))], y[: max(10, len(y) // (1 + site))]) for site, (X, y) in enumerate(raw)
-        ]
+        kept = [max(10, len(y) // (1 + site)) for site, (_, y) in enumerate(raw)]
+        raw = [(X[:rows], y[:rows]) for rows, (X, y) in zip(kept, raw, strict=True)]
     if rule is None:
         schedule = pt.schedules.Synchronous(rounds)
         *_, last = (event.posterior for event in events(model, raw, schedule=schedule, seed=seed))
     else:
         *_, last = posteriors(model, raw, rule, rounds, seed)
-    return classification(expected_response(model, last, images.test[0], 32), images.test[1])
+    return images.score(model, last)
 
 
 def compare_rules(

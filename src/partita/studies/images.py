@@ -10,7 +10,11 @@ import numpy as np
 import optax
 
 from partita import datasets
+from partita.families import Family
+from partita.foundation.plain import Row
+from partita.metrics import classification
 from partita.models import Network
+from partita.predictive import expected_response
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,10 @@ class Images:
             test = (train[0][held_out], train[1][held_out])
         order = order[:rows]
         return cls((train[0][order], train[1][order]), test)
+
+    def score(self, model: Network, posterior: Family) -> Row:
+        """Error, negative log likelihood and calibration error on the test images, from 32 draws of the weights."""
+        return classification(expected_response(model, posterior, self.test[0], 32), self.test[1])
 
     def network(self, hidden: Sequence[int], **settings: Any) -> Network:
         return Network([self.train[0].shape[1], *hidden, int(self.train[1].max()) + 1], **settings)

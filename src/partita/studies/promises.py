@@ -11,6 +11,7 @@ from scipy.stats import multivariate_normal
 import partita as pt
 from partita.studies.options import Say
 
+Shard = tuple[np.ndarray, ...]
 SCHEDULES = {
     "sequential": pt.schedules.Sequential(passes=40),
     "synchronous": pt.schedules.Synchronous(rounds=60),
@@ -69,9 +70,9 @@ def measure_logistic(say: Say) -> None:
     measure_dynamics(say, model, data, singles)
 
 
-def measure_dynamics(say: Say, model: pt.models.LogisticRegression, data: tuple, singles: list) -> None:
-    def trace(shards: list) -> list:
-        posteriors: list = []
+def measure_dynamics(say: Say, model: pt.models.LogisticRegression, data: Shard, singles: list[Shard]) -> None:
+    def trace(shards: list[Shard]) -> list[Any]:
+        posteriors: list[Any] = []
         schedule = pt.schedules.Synchronous(rounds=12)
         pt.fit(model, shards, schedule=schedule, damping=1.0, callbacks=[lambda e: posteriors.append(e.posterior)])
         return posteriors
@@ -91,7 +92,7 @@ def measure_undamped(say: Say) -> None:
     say("undamped synchronous updates, 10 by-label sites, 30 rounds of 30 local steps")
     for name in ("LogisticRegression", "PoissonRegression"):
         for posterior in ("full", "mean-field"):
-            proper: list = []
+            proper: list[bool] = []
             model = getattr(pt.models, name)(features=30, intercept=False, posterior=posterior)
             labels = [(a, (b > 0).astype(float)) for a, b in shards] if name == "LogisticRegression" else shards
             result = pt.fit(

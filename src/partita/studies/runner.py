@@ -44,7 +44,7 @@ class Cell:
         return f"{self.setting}-{self.method}-{self.seed}-{digest}.jsonl"
 
 
-class Watch(AbstractContextManager):
+class Watch(AbstractContextManager["Watch"]):
     """Who is told how a study goes on."""
 
     def plan(self, cells: int, finished: int, seconds: float) -> None:

@@ -33,7 +33,7 @@ print(result.fingerprint)
 """
 
 
-def start(folder: Path, cache: Path) -> subprocess.Popen:
+def start(folder: Path, cache: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, str(folder), str(cache)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -8,11 +8,6 @@ garbage. `partita study torn-payloads [KILLS]` runs it.
 
 import os
 import random
-import shutil
-import signal
-import sqlite3
-import tempfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,7 @@ import numpy as np
 import partita as pt
 from partita.foundation.runtime import cache_compilation
 from partita.server import storage
-from partita.studies.faults.failpoints import live
+from partita.studies.faults.killing import describe_kills, die_at, kill_servers, read_journal
 from partita.studies.options import Kills, Say
 
 TORN = "torn write"
@@ -32,12 +27,7 @@ FEATURES, SITES, UPDATES = 2500, 3, 18
 
 def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) -> str:
     """Run a server, or go on with one, with short writes, until it reaches a place for the n-th time and dies."""
-    left, chance, write = [hits], random.Random(seed), os.pwrite
-
-    def reach(where: str) -> None:
-        left[0] -= where == place
-        if where == place and left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    reach, chance, write = die_at(place, hits), random.Random(seed), os.pwrite
 
     def write_less(handle: int, data: Any, offset: int) -> int:
         # So little is the mark in the lock file.
@@ -63,10 +53,10 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
     ).fingerprint
 
 
-def lose_tail(folder: Path, chance: random.Random) -> None:
+def lose_tail(folder: Path, was_killed: bool, chance: random.Random) -> None:
     """Leave anything of what was not acknowledged; what was is on disk."""
     payloads = folder / "payloads"
-    if not payloads.exists() or not (folder / "journal.sqlite").exists():
+    if not was_killed or not payloads.exists() or not (folder / "journal.sqlite").exists():
         return
     end = last_acknowledged(folder)
     tail = payloads.stat().st_size - end
@@ -81,38 +71,11 @@ def lose_tail(folder: Path, chance: random.Random) -> None:
 
 
 def last_acknowledged(folder: Path, most: int = UPDATES) -> int:
-    """Where the last payload ends that a row speaks of; seen in a copy, because to look at a journal would mend it."""
-    seen = folder.with_name("seen")
-    shutil.rmtree(seen, ignore_errors=True)
-    seen.mkdir()
-    for path in folder.glob("journal.sqlite*"):
-        shutil.copy(path, seen)
-    with closing(sqlite3.connect(seen / "journal.sqlite")) as database:
-        rows = database.execute("SELECT site, version, place, size FROM arrivals ORDER BY number").fetchall()
-    assert len({row[:2] for row in rows}) == len(rows) <= most
+    """Where the last payload ends that a row speaks of."""
+    rows = read_journal(folder, "place, size", most)
     assert all(place is not None for _, _, place, _ in rows), "an update was not beside the database"
     return max((place + size for _, _, place, size in rows), default=0)
 
 
 def tear_payloads(say: Say, kills: Kills = 200) -> None:
-    chance = random.Random(0)
-    runs, died = 0, dict.fromkeys(PLACES, 0)
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        expected = live(serve, place / "whole", place / "cache", None, 0, 0)
-        assert expected is not None
-        while sum(died.values()) < kills:
-            folder, found = place / f"run-{runs}", None
-            while found is None:
-                point = chance.choice(PLACES) if sum(died.values()) < kills else None
-                hits = chance.randint(1, UPDATES // 3)
-                found = live(serve, folder, place / "cache", point, hits, chance.randrange(2**32))
-                if found is None:
-                    died[str(point)] += 1
-                    lose_tail(folder, chance)
-            assert found == expected, f"run {runs} ended elsewhere"
-            runs += 1
-            say(f"run {runs}: {sum(died.values())} kills")
-            shutil.rmtree(folder)
-    where = ", ".join(f"{number} at {place}" for place, number in died.items() if number)
-    say(f"{sum(died.values())} kills in {runs} runs ({where}): all ended as the run that was never killed")
+    say(describe_kills(*kill_servers(serve, PLACES, UPDATES // 3, kills, lose_tail)))

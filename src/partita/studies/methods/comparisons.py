@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from partita.foundation.runtime import precision
 from partita.models import GaussianMixture, prior_of
 from partita.result import Result
 from partita.server.schedules import Sequential
-from partita.solvers import FixedPoint, Gradient, MomentMatching
+from partita.solvers import FixedPoint, Gradient, MomentMatching, Solver
+from partita.studies.documents import compare_moments
 from partita.studies.methods.problems import PARTS, Problem, each_row, rows_of
 from partita.studies.nuts import Plan, import_numpyro, sample_density
 
@@ -35,16 +36,29 @@ class Comparison:
     words: str
 
 
-def batch_optimum(problem: Problem, result: Result) -> Comparison:
-    """The optimum of global variational inference on all data, by fixed-point iteration until it stands."""
-    best = fit(
+Check = Callable[[Problem, Result], Comparison]
+
+
+def fit_pooled(problem: Problem, solver: Solver, passes: int = 1) -> Result:
+    """What a solver finds on all data at once, from where the problem starts."""
+    return fit(
         problem.model,
         [problem.data],
-        solver=FixedPoint(steps=500, tolerance=1e-10),
-        schedule=Sequential(passes=1),
+        solver=solver,
+        schedule=Sequential(passes),
         damping=1.0,
         start=problem.start,
     )
+
+
+def fit_rows(problem: Problem, solver: Solver) -> Result:
+    """What a solver finds row by row, in twenty passes."""
+    return fit(problem.model, each_row(problem.data), solver=solver, schedule=Sequential(20), damping=1.0)
+
+
+def batch_optimum(problem: Problem, result: Result) -> Comparison:
+    """The optimum of global variational inference on all data, by fixed-point iteration until it stands."""
+    best = fit_pooled(problem, FixedPoint(steps=500, tolerance=1e-10))
     bound = evidence(problem.model, [problem.data], result.posterior)
     return Comparison(
         float(best.log_evidence - bound), f"nats below the bound of batch inference, {best.log_evidence:.3f}"
@@ -109,14 +123,7 @@ def scikit_learn_topics(problem: Problem, result: Result) -> Comparison:
 def batch_topics(problem: Problem, result: Result) -> Comparison:
     """Batch inference from the same start, as many passes."""
     words = problem.data.sum()
-    batch = fit(
-        problem.model,
-        [problem.data],
-        solver=FixedPoint(step_size=1.0),
-        schedule=Sequential(TOPIC_PASSES),
-        damping=1.0,
-        start=problem.start,
-    )
+    batch = fit_pooled(problem, FixedPoint(step_size=1.0), TOPIC_PASSES)
     theirs, ours = (evidence(problem.model, [problem.data], one.posterior) / words for one in (batch, result))
     return Comparison(float(theirs - ours), f"below the bound per word of batch inference, {theirs:.4f}")
 
@@ -171,9 +178,16 @@ def _from_grid(theta: np.ndarray, logs: np.ndarray, result: Result) -> Compariso
     return Comparison(_distance(result.posterior, mean, spread), words)
 
 
+def _between(result: Result, reference: Result, words: str) -> Comparison:
+    """How far the posterior of a result is from that of another."""
+    found: Any = reference.posterior
+    return Comparison(_distance(result.posterior, found.location, found.scale), words)
+
+
 def _distance(q: Any, mean: np.ndarray, spread: np.ndarray) -> float:
     """How far a Gaussian is from other moments: means in deviations, and deviations relative to the others."""
-    return float(max(np.abs((q.location - mean) / spread).max(), np.abs(q.scale / spread - 1).max()))
+    gap = compare_moments(q.location, q.scale, mean, spread)
+    return float(max(gap.means.max(), np.abs(gap.ratios - 1).max()))
 
 
 def collapsed_bound(problem: Problem, result: Result) -> Comparison:
@@ -191,11 +205,9 @@ def collapsed_bound(problem: Problem, result: Result) -> Comparison:
 
 def gradient_optimum(problem: Problem, result: Result) -> Comparison:
     """The optimum of the same bound, by quasi-Newton steps over means and covariances."""
-    solver = Gradient("lbfgs", epochs=500, tolerance=1e-9)
-    best = fit(problem.model, [problem.data], solver=solver, schedule=Sequential(1), damping=1.0)
-    found: Any = best.posterior
+    best = fit_pooled(replace(problem, start=None), Gradient("lbfgs", epochs=500, tolerance=1e-9))
     words = f"from the optimum that L-BFGS finds, whose bound is {best.log_evidence:.3f}"
-    return Comparison(_distance(result.posterior, found.location, found.scale), words)
+    return _between(result, best, words)
 
 
 def steepest_ascent(problem: Problem, result: Result) -> Comparison:
@@ -205,15 +217,7 @@ def steepest_ascent(problem: Problem, result: Result) -> Comparison:
         warnings.simplefilter("ignore", RuntimeWarning)  # a rate that is too large ends in values that are not finite
         for rate in RATES / 500:
             solver = Gradient("sgd", rate, steps=ASCENT_STEPS, tolerance=0.0)
-            plain = fit(
-                problem.model,
-                [problem.data],
-                solver=solver,
-                schedule=Sequential(1),
-                damping=1.0,
-                start=problem.start,
-            )
-            posteriors.append(plain.posterior)
+            posteriors.append(fit_pooled(problem, solver).posterior)
     bounds = [evidence(problem.model, [problem.data], q, expectation=MonteCarlo(400)) for q in posteriors]
     best = np.nanmax(bounds[1:])
     return Comparison(float(best - bounds[0]), f"nats that plain gradients are ahead after as many steps, {best:.1f}")
@@ -221,17 +225,8 @@ def steepest_ascent(problem: Problem, result: Result) -> Comparison:
 
 def gradient_passes(problem: Problem, result: Result) -> Comparison:
     """Gradients (Adam) over as many passes, the best of four rates."""
-    bounds = [
-        fit(
-            problem.model,
-            [problem.data],
-            solver=Gradient("adam", rate, steps=GRADIENT_PASSES, tolerance=0.0),
-            schedule=Sequential(1),
-            damping=1.0,
-            start=problem.start,
-        ).log_evidence
-        for rate in RATES
-    ]
+    solvers = (Gradient("adam", rate, steps=GRADIENT_PASSES, tolerance=0.0) for rate in RATES)
+    bounds = [fit_pooled(problem, solver).log_evidence for solver in solvers]
     best = float(np.nanmax(bounds))
     ours = evidence(problem.model, [problem.data], result.posterior)
     return Comparison(best - ours, f"nats that gradients are ahead after as many passes, {best:.1f}")
@@ -262,12 +257,8 @@ def automatic_guide(problem: Problem, result: Result) -> Comparison:
 
 def power_fixed_point(problem: Problem, result: Result) -> Comparison:
     """The fixed point of power EP with the same α, which moment matching finds."""
-    limit: Any = fit(
-        problem.model, each_row(problem.data), solver=MomentMatching(0.5), schedule=Sequential(20), damping=1.0
-    ).posterior
-    return Comparison(
-        _distance(result.posterior, limit.location, limit.scale), "largest difference to the fixed point of power EP"
-    )
+    limit = fit_rows(problem, MomentMatching(0.5))
+    return _between(result, limit, "largest difference to the fixed point of power EP")
 
 
 def textbook_propagation(K: np.ndarray, y: np.ndarray, sweeps: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -352,11 +343,5 @@ def nuts_moments(problem: Problem, result: Result) -> Comparison:
 
 def fixed_point_limit(problem: Problem, result: Result) -> Comparison:
     """What power EP tends to as α falls."""
-    limit: Any = fit(
-        problem.model, each_row(problem.data), solver=FixedPoint(), schedule=Sequential(passes=20), damping=1.0
-    ).posterior
-    words = "largest difference to the fixed point of local variational inference"
-    return Comparison(_distance(result.posterior, limit.location, limit.scale), words)
-
-
-Check = Callable[[Problem, Result], Comparison]
+    limit = fit_rows(problem, FixedPoint())
+    return _between(result, limit, "largest difference to the fixed point of local variational inference")

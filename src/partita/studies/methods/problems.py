@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.datasets import load_table
+from partita.datasets import load, load_table, standardised
 from partita.families import Family, Gamma, Gaussian, MeanField
 from partita.gp import SparseProcess, kernels, likelihoods
 from partita.models import (
@@ -44,24 +44,17 @@ def mixture() -> Problem:
 
 def topics() -> Problem:
     """Images of digits as documents whose words are pixels, eight topics."""
-    from sklearn.datasets import load_digits
-
     model = LatentDirichletAllocation(8, 64, concentration=0.1, document_concentration=0.1)
-    return Problem(model, load_digits().data[:400], model.begin())
+    return Problem(model, load("digits")[0][:400], model.begin())
 
 
 def _tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_breast_cancer
-
-    X, y = load_breast_cancer(return_X_y=True)
-    X = X[:rows, list(columns)]
-    return (X - X.mean(axis=0)) / X.std(axis=0), y[:rows].astype(float)
+    X, y = load("breast-cancer")
+    return standardised(X[:rows, list(columns)]), y[:rows].astype(float)
 
 
 def _diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_diabetes
-
-    X, y = load_diabetes(return_X_y=True)
+    X, y = load("diabetes")
     X = X[:, list(columns)]
     return X / X.std(axis=0), (y - y.mean()) / y.std()
 
@@ -69,8 +62,7 @@ def _diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 def _irises(columns: Sequence[int]) -> np.ndarray:
     from sklearn.datasets import load_iris
 
-    X = load_iris().data[:, list(columns)]
-    return (X - X.mean(axis=0)) / X.std(axis=0)
+    return standardised(load_iris().data[:, list(columns)])
 
 
 def logistic() -> Problem:
@@ -182,9 +174,8 @@ def state_space() -> Problem:
         moved = jnp.where(number[:, None] > 0, (state - step) / 0.3, 0.0)
         return -0.5 * (jnp.sum(gap**2, axis=1) + jnp.sum(moved**2, axis=1))
 
-    return Problem(
-        Model(_standard(shapes), log_prob), (np.arange(len(X)), X), _standard(shapes, 0.3, np.random.default_rng(0))
-    )
+    start = _standard(shapes, 0.3, np.random.default_rng(0))
+    return Problem(Model(_standard(shapes), log_prob), (np.arange(len(X)), X), start)
 
 
 def _standard(
@@ -272,10 +263,8 @@ def districts() -> Problem:
 
 def counts() -> Problem:
     """Images of digits as counts, six patterns."""
-    from sklearn.datasets import load_digits
-
     model = PoissonFactorisation(64, 6)
-    return Problem(model, load_digits().data[:200], model.begin())
+    return Problem(model, load("digits")[0][:200], model.begin())
 
 
 def gamma_factors() -> Problem:

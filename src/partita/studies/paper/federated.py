@@ -13,42 +13,21 @@ from partita.families import Family
 from partita.fitting import events, evidence
 from partita.foundation.checks import check_one_of
 from partita.foundation.plain import Row
-from partita.metrics import classification
 from partita.models import Network
-from partita.predictive import expected_response
 from partita.server.events import Event
-from partita.server.rules import Optimiser, Rule
-from partita.server.schedules import Asynchronous, OnePass, Schedule, Synchronous
-from partita.solvers import Gradient, NaturalGradient, Solver
+from partita.server.rules import Optimiser
+from partita.server.schedules import Asynchronous, OnePass, Synchronous
+from partita.solvers import Gradient, NaturalGradient
 from partita.studies.committee import split_prior
 from partita.studies.images import Images
 from partita.studies.options import Folder, Methods, Quick, Seeds, Sweep, Validate
 from partita.studies.pages import Experiment, Presentation, choose_names
 from partita.studies.runner import Cell
+from partita.studies.schemes import Scheme
 from partita.studies.speed import measure_network
 
 SITES = 10
 SETTINGS = ("iid", "non-iid")
-SAMPLES = 32
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """A triple (partition, solver, schedule). None stands for what `fit` chooses by itself.
-
-    `epochs` is how often all data are visited; `polls`, how many times a method that communicates once is looked at,
-    each time with an equal share of its epochs more.
-    """
-
-    words: str
-    schedule: Schedule
-    solver: Solver | None = None
-    damping: float | str | Rule = "auto"
-    pooled: bool = False
-    split_prior: bool = False
-    start_scale: float = 0.03
-    epochs: float = 1
-    polls: int = 1
 
 
 @dataclass(frozen=True)
@@ -259,9 +238,8 @@ def _count(event: Event, scheme: Scheme) -> Row:
 
 
 def _row(images: Images, model: Network, counted: Row, posterior: Family, free_energy: float | None) -> Row:
-    measured = classification(expected_response(model, posterior, images.test[0], SAMPLES), images.test[1])
     return {
         **{name: counted[name] for name in ("round", "seconds", "messages", "bytes")},
-        **measured,
+        **images.score(model, posterior),
         "free_energy": free_energy,
     }

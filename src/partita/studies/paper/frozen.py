@@ -83,7 +83,8 @@ class FrozenClassifier:
         with precision(np.float64):
             noise = mirrored_normals(jax.random.key(self.seed), number, len(self.location_))
             logs: Any = self.location_ + self.scale_ * noise if self.variational else self.location_[None]
-            return on_host(exponentials(jax.vmap(self.unravel)(logs)))
+            drawn: dict[str, np.ndarray] = on_host(exponentials(jax.vmap(self.unravel)(logs)))
+        return drawn
 
     def _learn(self, new: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[Free, Beliefs, Array]:
         prior = MeanField.from_moments(self.location_, self.scale_)
@@ -116,7 +117,8 @@ class FrozenClassifier:
             params = exponentials(self.unravel(free.location))
             return free, bound(params, self.beliefs_, new, free, X, y)[1], -jnp.mean(losses[-max(1, self.steps // 4) :])
 
-        return train(free)
+        learnt: tuple[Free, Beliefs, Array] = train(free)
+        return learnt
 
 
 def bound(params: Any, old: Beliefs, new: Array, free: Free, X: Array, y: Array) -> tuple[Array, Beliefs]:

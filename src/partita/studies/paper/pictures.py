@@ -8,21 +8,36 @@ import numpy as np
 from partita.foundation.plain import Row
 from partita.report.charts import COLOURS, Picture, styled
 
+# A panel's place in a figure, and the row of the study that is drawn there.
+Panel = tuple[dict[str, int], Row]
+
+
+def make_panels(rows: Sequence[Row], batches: bool = False, **spacing: float) -> tuple[Any, list[list[Panel]]]:
+    """A figure with a line of panels for every method, one after every batch; with `batches`, these have titles."""
+    from plotly.subplots import make_subplots
+
+    by_method: dict[str, list[Row]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], []).append(row)
+    columns = max(map(len, by_method.values()))
+    titles = [f"batch {number}" for number in range(1, columns + 1)] if batches else None
+    figure = make_subplots(
+        len(by_method), columns, row_titles=list(by_method), column_titles=titles, shared_xaxes=True, shared_yaxes=True,
+        **spacing,
+    )  # fmt: skip
+    lines = [
+        [({"row": line, "col": column}, row) for column, row in enumerate(own, 1)]
+        for line, own in enumerate(by_method.values(), 1)
+    ]
+    return figure, lines
+
 
 def surfaces(rows: Sequence[Row]) -> Picture:
     """Probabilities after every batch, a line of panels per method, with what was seen so far and the pseudo-points."""
-    from plotly.subplots import make_subplots
-
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    columns = max(len([row for row in rows if row["method"] == method]) for method in methods)
-    figure = make_subplots(
-        len(methods), columns, row_titles=methods, shared_xaxes=True, shared_yaxes=True,
-        horizontal_spacing=0.02, vertical_spacing=0.03,
-    )  # fmt: skip
-    for line, method in enumerate(methods, 1):
+    figure, lines = make_panels(rows, horizontal_spacing=0.02, vertical_spacing=0.03)
+    for line in lines:
         seen: list[tuple[np.ndarray, np.ndarray]] = []
-        for column, row in enumerate((row for row in rows if row["method"] == method), 1):
-            place = {"row": line, "col": column}
+        for place, row in line:
             figure.add_contour(
                 x=row["axes"][0], y=row["axes"][1], z=row["surface"], zmin=0, zmax=1, colorscale="RdBu",
                 contours={"start": 0.1, "end": 0.9, "size": 0.2}, showscale=False, **place,
@@ -36,7 +51,7 @@ def surfaces(rows: Sequence[Row]) -> Picture:
                 x=points[:, 0], y=points[:, 1], mode="markers",
                 marker={"size": 7, "color": "black", "symbol": "x-thin", "line": {"width": 2}}, **place,
             )  # fmt: skip
-    styled(figure).update_layout(height=240 * len(methods) + 60, showlegend=False)
+    styled(figure).update_layout(height=240 * len(lines) + 60, showlegend=False)
     words = "Probabilities of the second class after every batch, with what was seen and the pseudo-points."
     return Picture("What is learnt, batch by batch", words, figure, wide=True)
 
@@ -75,18 +90,10 @@ def smooth(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def frames(rows: Sequence[Row], truth: Any) -> Picture:
     """One panel per batch: the function, the data of that batch and of earlier ones, the prediction, the points."""
-    from plotly.subplots import make_subplots
-
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    columns = max(len([row for row in rows if row["method"] == method]) for method in methods)
-    figure = make_subplots(
-        len(methods), columns, row_titles=methods, column_titles=[f"batch {n}" for n in range(1, columns + 1)],
-        shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.01, vertical_spacing=0.04,
-    )  # fmt: skip
-    for line, method in enumerate(methods, 1):
+    figure, lines = make_panels(rows, batches=True, horizontal_spacing=0.01, vertical_spacing=0.04)
+    for line in lines:
         earlier: list[list[float]] = [[], []]
-        for column, row in enumerate((row for row in rows if row["method"] == method), 1):
-            place = {"row": line, "col": column}
+        for place, row in line:
             x, mean, std = (np.array(row[name]) for name in ("x", "mean", "std"))
             band = np.concatenate([mean + 1.96 * std, (mean - 1.96 * std)[::-1]])
             figure.add_scatter(
@@ -107,6 +114,6 @@ def frames(rows: Sequence[Row], truth: Any) -> Picture:
             )  # fmt: skip
             earlier = [earlier[0] + row["batch"][0], earlier[1] + row["batch"][1]]
     figure.update_yaxes(range=[-2.8, 2.8])
-    styled(figure).update_layout(height=300 * len(methods) + 60, showlegend=False, margin_t=50)
+    styled(figure).update_layout(height=300 * len(lines) + 60, showlegend=False, margin_t=50)
     words = "The function (dotted), predictions with 95 % bands, data of the batch and of earlier ones, pseudo-points."
     return Picture("What is learnt, batch by batch", words, figure, wide=True)

@@ -118,7 +118,7 @@ def _work(data: tuple[Data, Data], scale: Scale, method: str) -> float:
     if method == "limited-memory":
         return scale.batches * 40 * scale.memory**3
     steps = scale.settings.get("steps", 60) * scale.batches * (12 if method != "private-ml" else 6)
-    return steps * (rows + most) * most**2 * (1.0 if method == "shared" else 0.4)
+    return float(steps * (rows + most) * most**2 * (1.0 if method == "shared" else 0.4))
 
 
 def sorted_batches(data: Data, joint: int, output: int, batches: int) -> list[Data]:

@@ -6,8 +6,6 @@ from typing import Any
 from partita.expectations import LocalReparameterisation
 from partita.fitting import events
 from partita.foundation.plain import Row
-from partita.metrics import classification
-from partita.predictive import expected_response
 from partita.server.schedules import Synchronous
 from partita.solvers import FixedPoint, Gradient, NaturalGradient, Solver
 from partita.studies.images import Images, decaying_adam
@@ -91,22 +89,14 @@ def _rows(images: Images, name: str, rate: float, width: int, seed: int, epochs:
     model = images.network([width], start_scale=0.03, init_seed=seed)
     for number in epochs:
         chosen, expectation = solver(name, rate, number, len(images.train[1]))
-        run = events(
-            model,
-            [images.train],
-            solver=chosen,
-            expectation=expectation,
-            schedule=Synchronous(1),
-            damping=1.0,
-            seed=seed,
-        )
+        settings: Any = {"expectation": expectation, "schedule": Synchronous(1), "damping": 1.0, "seed": seed}
+        run = events(model, [images.train], solver=chosen, **settings)
         for event in run:
-            probabilities = expected_response(model, event.posterior, images.test[0], 32)
             yield {
                 "round": number,
                 "seconds": event.seconds,
                 "messages": 0,
                 "bytes": 0,
-                **classification(probabilities, images.test[1]),
+                **images.score(model, event.posterior),
                 "free_energy": event.free_energy,
             }

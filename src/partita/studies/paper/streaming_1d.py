@@ -22,7 +22,7 @@ BATCHES = 5
 
 
 def truth(x: np.ndarray) -> np.ndarray:
-    return np.sin(2 * x) + 0.4 * x * np.cos(5 * x) / (1 + x**2)
+    return np.asarray(np.sin(2 * x) + 0.4 * x * np.cos(5 * x) / (1 + x**2))
 
 
 def experiment(method: Methods = None, quick: Quick = False, seeds: Seeds = 1) -> Experiment:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import partita as pt
-from partita.studies.documents import write_sections
+from partita.studies.documents import compare_moments, markdown_table, write_sections
 from partita.studies.nuts import Plan, import_numpyro, sample_program
 from partita.studies.options import Page, Say
 
@@ -38,7 +38,7 @@ def likelihoods() -> dict[str, Callable[[Any], Any]]:
     }
 
 
-def problems() -> dict[str, tuple]:
+def problems() -> dict[str, tuple[str, np.ndarray, np.ndarray, dict[str, float]]]:
     X, y = pt.datasets.load("breast-cancer")
     cancer = pt.datasets.standardised(X)[:, :8], y
     X, y = pt.datasets.load("diabetes")
@@ -68,39 +68,32 @@ def sample_weights(likelihood: Callable[[Any], Any], X: np.ndarray, y: np.ndarra
     return sample_program(program, Plan(1000, samples))["w"]
 
 
-def fit_sites(name: str, X: np.ndarray, y: np.ndarray, settings: dict, posterior: str) -> pt.Result:
+def fit_sites(name: str, X: np.ndarray, y: np.ndarray, settings: dict[str, float], posterior: str) -> pt.Result:
     model = getattr(pt.models, name)(features=X.shape[1], intercept=False, posterior=posterior, **settings)
     shards = pt.datasets.split((X, y), sites=5, how="by-label")
     return pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=100))
 
 
-def section(title: str, name: str, X: np.ndarray, y: np.ndarray, settings: dict) -> str:
+def section(title: str, name: str, X: np.ndarray, y: np.ndarray, settings: dict[str, float]) -> str:
     draws = sample_weights(likelihoods()[name], X, y)
     full: Any
     diagonal: Any
-    full, diagonal = (fit_sites(name, X, y, settings, posterior) for posterior in ("full", "mean-field"))
-    lines = [
-        f"## {name}: {title.strip()}",
-        "",
-        "| weight | NUTS mean | PVI full | PVI mean-field | NUTS sd | PVI full | PVI mean-field |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    full, diagonal = (fit_sites(name, X, y, settings, kind).posterior for kind in ("full", "mean-field"))
+    heads = ["weight", *("NUTS mean", "PVI full", "PVI mean-field"), *("NUTS sd", "PVI full", "PVI mean-field")]
     columns = (
-        *(draws.mean(0), full.posterior.location, diagonal.posterior.location),
-        *(draws.std(0), full.posterior.scale, diagonal.posterior.scale),
+        *(draws.mean(0), full.location, diagonal.location),
+        *(draws.std(0), full.scale, diagonal.scale),
     )
-    for number, values in enumerate(zip(*columns, strict=True)):
-        lines.append(f"| {number} | " + " | ".join(f"{value:.3f}" for value in values) + " |")
-    gap = np.max(np.abs(full.posterior.location - draws.mean(0)) / draws.std(0))
-    ratios = full.posterior.scale / draws.std(0), diagonal.posterior.scale / draws.std(0)
-    lines += [
-        "",
-        f"Largest difference of a mean: {gap:.2f} posterior standard deviations (full). Standard deviations relative "
-        f"to NUTS: {ratios[0].min():.2f} to {ratios[0].max():.2f} (full), "
-        f"{ratios[1].min():.2f} to {ratios[1].max():.2f} (mean-field).",
-        "",
+    lines = [
+        [str(number), *(f"{value:.3f}" for value in values)] for number, values in enumerate(zip(*columns, strict=True))
     ]
-    return "\n".join(lines)
+    near, flat = (compare_moments(q.location, q.scale, draws.mean(0), draws.std(0)) for q in (full, diagonal))
+    summary = (
+        f"Largest difference of a mean: {near.means.max():.2f} posterior standard deviations (full). Standard "
+        f"deviations relative to NUTS: {near.ratios.min():.2f} to {near.ratios.max():.2f} (full), "
+        f"{flat.ratios.min():.2f} to {flat.ratios.max():.2f} (mean-field)."
+    )
+    return "\n".join([f"## {name}: {title.strip()}", "", markdown_table(heads, lines), summary, ""])
 
 
 def compare_with_nuts(say: Say, out: Page = None) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import partita as pt
 from partita.datasets import load_table
 from partita.foundation.runtime import precision
-from partita.studies.documents import choose, write_sections
+from partita.studies.documents import choose, compare_moments, markdown_table, write_sections
 from partita.studies.methods.problems import read_districts, read_seizures
 from partita.studies.nuts import Plan, import_numpyro, sample_program
 from partita.studies.options import Page, Say, Some
@@ -30,7 +30,7 @@ class Problem:
     """A program, its data by name, and how rows go to sites: by which of the arguments, if not in turn."""
 
     words: str
-    program: Callable
+    program: Callable[..., None]
     data: dict[str, np.ndarray]
     by: str | None = None
     local: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Problem:
     # A run begins this far from the prior's mean, at random: units of a network have to differ.
     shake: float = 0.0
     # A function of draws gives what is compared, where parameters themselves mean little.
-    seen: Callable[[dict], dict] | None = None
+    seen: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 def schools() -> Problem:
@@ -49,7 +49,7 @@ def schools() -> Problem:
     effect = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
     error = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
-    def program(error, effect):
+    def program(error: Any, effect: Any) -> None:
         mean = numpyro.sample("mean", dist.Normal(0, 5))
         spread = numpyro.sample("spread", dist.HalfCauchy(5))
         with numpyro.plate("schools", len(error)):
@@ -66,7 +66,7 @@ def sleep() -> Problem:
     person = np.unique(table["Subject"], return_inverse=True)[1]
     people = int(person.max()) + 1
 
-    def program(days, person, y):
+    def program(days: Any, person: Any, y: Any) -> None:
         level = numpyro.sample("level", dist.Normal(2.5, 1))
         slope = numpyro.sample("slope", dist.Normal(0, 1))
         noise = numpyro.sample("noise", dist.HalfNormal(1))
@@ -87,7 +87,7 @@ def radon() -> Problem:
     county = np.unique(table["county"], return_inverse=True)[1]
     counties = int(county.max()) + 1
 
-    def program(floor, county, y):
+    def program(floor: Any, county: Any, y: Any) -> None:
         level = numpyro.sample("level", dist.Normal(0, 5))
         slope = numpyro.sample("slope", dist.Normal(0, 2))
         noise = numpyro.sample("noise", dist.HalfNormal(1))
@@ -101,38 +101,33 @@ def radon() -> Problem:
     return Problem(words, program, data, "county", rounds=40)
 
 
-def seizures() -> Problem:
+def mixed_model(words: str, rows: tuple[np.ndarray, np.ndarray, np.ndarray], respond: Callable[[Any], Any]) -> Problem:
+    """A regression with a level for every group, which is integrated out at one of six sites."""
     numpyro, dist = import_numpyro()
-    X, person, y = read_seizures()
-    people = int(person.max()) + 1
+    X, group, y = rows
+    groups = int(group.max()) + 1
 
-    def program(X, person, y):
+    def program(X: Any, group: Any, y: Any) -> None:
         weights = numpyro.sample("weights", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
         spread = numpyro.sample("spread", dist.HalfNormal(1))
-        with numpyro.plate("people", people):
+        with numpyro.plate("groups", groups):
             own = numpyro.sample("own", dist.Normal(0, spread))
-        numpyro.sample("y", dist.Poisson(jnp.exp(X @ weights + own[person])), obs=y)
+        numpyro.sample("y", respond(X @ weights + own[group]), obs=y)
 
+    data = {"X": X, "group": group, "y": y.astype(int)}
+    return Problem(words, program, data, "group", {"groups": "group"}, sites=6)
+
+
+def seizures() -> Problem:
+    _, dist = import_numpyro()
     words = "Poisson mixed model (epil): a patient's own level is integrated out at one of six sites"
-    data = {"X": X, "person": person, "y": y.astype(int)}
-    return Problem(words, program, data, "person", {"people": "person"}, sites=6)
+    return mixed_model(words, read_seizures(), lambda f: dist.Poisson(jnp.exp(f)))
 
 
 def districts() -> Problem:
-    numpyro, dist = import_numpyro()
-    X, district, y = read_districts()
-    many = int(district.max()) + 1
-
-    def program(X, district, y):
-        weights = numpyro.sample("weights", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
-        spread = numpyro.sample("spread", dist.HalfNormal(1))
-        with numpyro.plate("districts", many):
-            own = numpyro.sample("own", dist.Normal(0, spread))
-        numpyro.sample("y", dist.Bernoulli(logits=X @ weights + own[district]), obs=y)
-
+    _, dist = import_numpyro()
     words = "logistic mixed model (Contraception): 60 districts at six sites, their levels integrated out there"
-    data = {"X": X, "district": district, "y": y.astype(int)}
-    return Problem(words, program, data, "district", {"districts": "district"}, sites=6)
+    return mixed_model(words, read_districts(), lambda f: dist.Bernoulli(logits=f))
 
 
 def _diabetes(columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +141,7 @@ def robust() -> Problem:
     y = y.copy()
     y[::40] += 6.0
 
-    def program(X, y):
+    def program(X: Any, y: Any) -> None:
         level = numpyro.sample("level", dist.Normal(0, 2))
         weights = numpyro.sample("weights", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
         noise = numpyro.sample("noise", dist.HalfNormal(1))
@@ -164,7 +159,7 @@ def overdispersed() -> Problem:
     treated = (table["trt"] == "progabide").astype(float)
     X = np.column_stack([np.ones(len(treated)), table["lbase"], treated, table["lage"]])
 
-    def program(X, y):
+    def program(X: Any, y: Any) -> None:
         weights = numpyro.sample("weights", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
         size = numpyro.sample("size", dist.Gamma(2, 0.5))
         numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(X @ weights), size), obs=y)
@@ -181,17 +176,17 @@ def network() -> Problem:
     y = np.sin(2 * x) + 0.2 * rng.normal(size=len(x))
     grid = np.linspace(-2, 2, 9)
 
-    def output(draw, x):
+    def output(draw: dict[str, Any], x: Any) -> Any:
         hidden = jnp.tanh(x[:, None] * draw["first"] + draw["bias"])
         return hidden @ draw["second"]
 
-    def program(x, y):
+    def program(x: Any, y: Any) -> None:
         draw = {name: numpyro.sample(name, dist.Normal(0, 2).expand([6]).to_event(1)) for name in ("first", "bias")}
         draw["second"] = numpyro.sample("second", dist.Normal(0, 1).expand([6]).to_event(1))
         noise = numpyro.sample("noise", dist.HalfNormal(1))
         numpyro.sample("y", dist.Normal(output(draw, x), noise), obs=y)
 
-    def seen(draws):
+    def seen(draws: dict[str, Any]) -> dict[str, Any]:
         lines = jax.vmap(lambda draw: output(draw, jnp.asarray(grid)))({k: v for k, v in draws.items() if k != "noise"})
         return {"f": np.asarray(lines), "noise": draws["noise"]}
 
@@ -247,29 +242,21 @@ def compare(problem: Problem, draws: dict[str, np.ndarray], result: pt.Result) -
 
 
 def section(problem: Problem, rows: list[dict[str, Any]], seconds: tuple[float, float], result: pt.Result) -> str:
-    gaps = [abs(row["ours"][0] - row["nuts"][0]) / row["nuts"][1] for row in rows]
-    ratios = [row["ours"][1] / row["nuts"][1] for row in rows]
+    gap = compare_moments(*np.transpose([row["ours"] for row in rows]), *np.transpose([row["nuts"] for row in rows]))
     shown = rows if len(rows) <= 14 else [row for row in rows if "[" not in row["name"]]
-    lines = [
-        f"## {problem.words[0].upper()}{problem.words[1:]}",
-        "",
-        "| variable | NUTS mean | PVI mean | NUTS sd | PVI sd |",
-        "|---|---|---|---|---|",
-    ]
+    lines = []
     for row in shown:
         (a, b), (c, d) = row["nuts"], row["ours"]
-        lines.append(f"| {row['name']} | {a:.3f} | {c:.3f} | {b:.3f} | {d:.3f} |")
+        lines.append([row["name"], *(f"{value:.3f}" for value in (a, c, b, d))])
     if len(shown) < len(rows):
-        lines.append(f"| {len(rows) - len(shown)} others | | | | |")
-    lines += [
-        "",
-        f"Over all {len(rows)} numbers: means differ by at most {max(gaps):.2f} standard deviations (median "
-        f"{np.median(gaps):.2f}); standard deviations are {min(ratios):.2f} to {max(ratios):.2f} of NUTS's (median "
-        f"{np.median(ratios):.2f}). {problem.sites} sites, {len(result.history)} rounds, {seconds[0]:.0f} s, "
-        f"compiling included; NUTS {seconds[1]:.0f} s. Log evidence {result.log_evidence:.2f}.",
-        "",
-    ]
-    return "\n".join(lines)
+        lines.append([f"{len(rows) - len(shown)} others", "", "", "", ""])
+    summary = (
+        f"Over all {len(rows)} numbers: {gap.describe('standard deviations', 'those of NUTS')} (median "
+        f"{np.median(gap.ratios):.2f}). {problem.sites} sites, {len(result.history)} rounds, {seconds[0]:.0f} s, "
+        f"compiling included; NUTS {seconds[1]:.0f} s. Log evidence {result.log_evidence:.2f}."
+    )
+    table = markdown_table(["variable", "NUTS mean", "PVI mean", "NUTS sd", "PVI sd"], lines)
+    return "\n".join([f"## {problem.words[0].upper()}{problem.words[1:]}", "", table, summary, ""])
 
 
 HEAD = (

@@ -26,3 +26,8 @@ def find_package(package: str) -> Path:
     if spec is None or spec.origin is None:
         raise MissingExtra(f"{package} is not installed: pip install {package}")
     return Path(spec.origin).parent
+
+
+def normalise_name(name: str) -> str:
+    """A coefficient's name without what patsy and formulaic write differently."""
+    return ":".join(sorted(name.replace(" ", "").split(":")))

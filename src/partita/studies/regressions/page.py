@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from partita.studies.documents import compare_moments, markdown_table
+
 GAP, RATIO, NATS = 0.1, 0.05, 0.1
 FACES = {"regress": "`pt.regress`", "estimator": "`Partitioned…`", "partial_fit": "`pt.partial_fit`"}
 HEAD = """# Regressions beside NUTS, quadrature and statsmodels
@@ -66,23 +68,9 @@ its weights', and is compared with quadrature under that.)
 """
 
 
-def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    body = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *body, ""])
-
-
 def _sets(rows: Sequence[Any]) -> str:
-    heads = [
-        "data set",
-        "from",
-        "n",
-        "d",
-        "R²",
-        "response",
-        "sites",
-        "formula",
-        *(f"{one}, s" for one in FACES.values()),
-    ]
+    heads = ["data set", "from", "n", "d", "R²", "response", "sites", "formula"]
+    heads += [f"{one}, s" for one in FACES.values()]
     lines = []
     for row in rows:
         data = row.data
@@ -90,13 +78,13 @@ def _sets(rows: Sequence[Any]) -> str:
         seconds = [f"{row.faces[name].seconds:.1f}" if name in row.faces else "" for name in FACES]
         about = [data.name, data.source, f"{row.rows:,}", str(row.columns), fit, data.family, str(data.sites)]
         lines.append([*about, f"`{data.full_formula}`".replace("|", "\\|"), *seconds])
-    return _markdown(heads, lines)
+    return markdown_table(heads, lines)
 
 
 def difference(face: Any, reference: Any) -> tuple[float, float, float]:
     """The largest gap of a mean, in the reference's deviations, and the range of ratios of deviations."""
-    ratio = face.sd / reference.sd
-    return float(np.max(np.abs(face.mean - reference.mean) / reference.sd)), float(ratio.min()), float(ratio.max())
+    gap = compare_moments(face.mean, face.sd, reference.mean, reference.sd)
+    return float(gap.means.max()), float(gap.ratios.min()), float(gap.ratios.max())
 
 
 def _pair(face: Any, reference: Any, marked: bool = True) -> str:
@@ -149,7 +137,7 @@ def _table(rows: Sequence[Any], reference: Callable[[Any], Any], more: dict[str,
         marked = reference(row) is not row.statsmodels
         pairs = [_pair(row.faces[name], reference(row), marked) if name in row.faces else "" for name in FACES]
         lines.append([row.data.name, f"{row.rows:,}", *pairs, *(show(row) for show in more.values())])
-    return _markdown(["data set", "n", *FACES.values(), *more], lines)
+    return markdown_table(["data set", "n", *FACES.values(), *more], lines)
 
 
 def _evidence(rows: Sequence[Any]) -> str:
@@ -159,7 +147,7 @@ def _evidence(rows: Sequence[Any]) -> str:
         sampled = f"{row.nuts.log_evidence:.3f} ± {row.nuts.evidence_error:.3f}" if row.nuts else ""
         off = [f"{evidence_error(row, name):+.3f}" if name in row.faces else "" for name in FACES]
         lines.append([row.data.name, f"{row.faces['regress'].log_evidence:.3f}", exact, sampled, *off])
-    return _markdown(["data set", "`pt.regress`", "quadrature", "bridge", *FACES.values()], lines)
+    return markdown_table(["data set", "`pt.regress`", "quadrature", "bridge", *FACES.values()], lines)
 
 
 def evidence_error(row: Any, name: str) -> float:
@@ -222,4 +210,4 @@ def extremes(rows: Sequence[Any]) -> str:
     for row in rows:
         pairs = [_pair(row.faces[name], row.exact) for name in FACES]
         lines.append([row.data.name, *pairs, _noise_ratio(row), f"{evidence_error(row, 'regress'):+.4f}"])
-    return "\n".join(["", "## Extremes", EXTREMES, _markdown(heads, lines), _verdict(rows)])
+    return "\n".join(["", "## Extremes", EXTREMES, markdown_table(heads, lines), _verdict(rows)])

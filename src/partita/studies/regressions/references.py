@@ -129,7 +129,7 @@ def exact(problem: Problem) -> Reference:
         v = np.exp(2 * log_noise)[:, None]
         quadratic = rest / v[:, 0] + np.sum(fit**2 / (s**2 + v), axis=1)
         log_det = 2 * (n - k) * log_noise + np.sum(np.log(s**2 + v), axis=1)
-        return -0.5 * (quadratic + log_det + n * np.log(2 * np.pi)) + _log_prior_of_noise(log_noise)
+        return np.asarray(-0.5 * (quadratic + log_det + n * np.log(2 * np.pi)) + _log_prior_of_noise(log_noise))
 
     points, logs = integrate(log_density, -40.0, 15.0)
     weights = np.exp(logs - logsumexp(logs))
@@ -167,9 +167,9 @@ def _quantiles(weights: np.ndarray, means: np.ndarray, sds: np.ndarray, level: f
     ]
 
 
-def _log_prior_of_noise(log_noise: Any) -> Any:
+def _log_prior_of_noise(log_noise: np.ndarray | float) -> np.ndarray:
     """The log density of a half-Student-t(3), with the Jacobian of the logarithm."""
-    return np.log(2) + stats.t.logpdf(np.exp(log_noise), 3) + log_noise
+    return np.asarray(np.log(2) + stats.t.logpdf(np.exp(log_noise), 3) + log_noise)
 
 
 def exact_grouped(problem: Problem, points: int = 81) -> Reference:

@@ -119,7 +119,7 @@ def _to_data(problem: Problem, u: np.ndarray, mode: np.ndarray, L: np.ndarray) -
     """Draws of coefficients in the units of the data: chains, draws, coefficients."""
     k = len(problem.scales)
     theta = mode[:k] + u @ L[:k].T
-    beta = theta @ problem.back.T
+    beta: np.ndarray = theta @ problem.back.T
     beta[..., -1] += problem.target_centre
     return beta
 
@@ -140,7 +140,7 @@ def _worst_error(beta: np.ndarray) -> float:
 
 
 def _effective_size(draws: np.ndarray) -> np.ndarray:
-    return import_extra("numpyro.diagnostics", "NumPyro", "numpyro").effective_sample_size(draws)
+    return np.asarray(import_extra("numpyro.diagnostics", "NumPyro", "numpyro").effective_sample_size(draws))
 
 
 def bridge(log_density: Callable[[Any], Any], draws: np.ndarray, seed: int = 0) -> tuple[float, float]:

@@ -21,9 +21,9 @@ from typer import Option
 import partita as pt
 from partita.datasets.places import find_needed
 from partita.errors import InputError
-from partita.studies.documents import choose, write_sections
+from partita.studies.documents import Gap, choose, compare_moments, markdown_table, write_sections
 from partita.studies.options import Page, Say, Some
-from partita.studies.regressions.packages import import_pandas, import_statsmodels
+from partita.studies.regressions.packages import import_pandas, import_statsmodels, normalise_name
 from partita.studies.regressions.sets import Table
 
 DOCUMENT = Path("docs/statistics_results.md")
@@ -45,6 +45,10 @@ ADULT = (
 )  # fmt: skip
 
 
+# Means and standard deviations of coefficients, by their names.
+Moments = dict[str, tuple[float, float]]
+
+
 @dataclass(frozen=True)
 class Question:
     """Tables of sites, a formula, a family, and what a statistician gets from all rows together."""
@@ -54,7 +58,7 @@ class Question:
     site: str
     formula: str
     family: str
-    pooled: Callable[[Table], dict[str, tuple[float, float]]]
+    pooled: Callable[[Table], Moments]
     anchor: str
     # The name of the group, which bambi is told if it is asked.
     group: str | None = None
@@ -65,16 +69,16 @@ class Question:
         return {f"{name}": part.drop(columns=self.site) for name, part in self.table.groupby(self.site)}
 
 
-def coefficients(fitted: Any) -> dict[str, tuple[float, float]]:
+def coefficients(fitted: Any) -> Moments:
     return {name: (fitted.params[name], fitted.bse[name]) for name in fitted.params.index}
 
 
-def logistic_coefficients(formula: str, table: Table) -> dict[str, tuple[float, float]]:
+def logistic_coefficients(formula: str, table: Table) -> Moments:
     sm, smf = import_statsmodels()
     return coefficients(smf.glm(formula, table, family=sm.families.Binomial()).fit())
 
 
-def grouped_coefficients(kind: str, formula: str, group: str, table: Table) -> dict[str, tuple[float, float]]:
+def grouped_coefficients(kind: str, formula: str, group: str, table: Table) -> Moments:
     """What mean-field variational Bayes finds with an intercept for every group, and the spread of these."""
     sm, _ = import_statsmodels()
     model = getattr(sm, kind).from_formula(formula, {group: f"0 + C({group})"}, table, vcp_p=1.0, fe_p=10.0)
@@ -87,13 +91,17 @@ def read(name: str) -> Table:
     return import_pandas().read_csv(find_needed(f"tables/{name}.csv", None, "Rdatasets"))
 
 
+def with_numbers(table: Table) -> Table:
+    """Contraception with zeros and ones for those who use none and some."""
+    return table.assign(use=(table.use == "Y") * 1)
+
+
 def contraception() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6)
     formula = "use ~ age + I(age**2) + urban + livch"
 
-    def fit_pooled(table: Table) -> dict:
-        known = table.assign(use=(table.use == "Y") * 1)
-        return logistic_coefficients(formula, known)
+    def fit_pooled(table: Table) -> Moments:
+        return logistic_coefficients(formula, with_numbers(table))
 
     words = "Contraception: 1,934 women, six sites"
     other = ("use ~ age + urban + livch", "use ~ age + I(age**2) + urban")
@@ -104,9 +112,9 @@ def contraception_by_district() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6, age=lambda t: t.age / 10)
     formula = "use ~ age + I(age**2) + urban + livch + (1|district)"
 
-    def fit_pooled(table: Table) -> dict:
-        known = table.assign(use=(table.use == "Y") * 1)
-        return grouped_coefficients("BinomialBayesMixedGLM", "use ~ age + I(age**2) + urban + livch", "district", known)
+    def fit_pooled(table: Table) -> Moments:
+        fixed = "use ~ age + I(age**2) + urban + livch"
+        return grouped_coefficients("BinomialBayesMixedGLM", fixed, "district", with_numbers(table))
 
     words = "Contraception with an intercept for each of 60 districts, which stay at their site (age in tens of years)"
     return Question(words, table, "region", formula, "bernoulli", fit_pooled, "statsmodels mean-field VB", "district")
@@ -116,7 +124,7 @@ def epil() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
     formula = "y ~ lbase * trt + lage + V4 + (1|subject)"
 
-    def fit_pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> Moments:
         return grouped_coefficients("PoissonBayesMixedGLM", "y ~ lbase * trt + lage + V4", "subject", table)
 
     words = "epil: seizures of 59 people at six clinics, an intercept for everyone"
@@ -127,7 +135,7 @@ def epil_overdispersed() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
     formula = "y ~ lbase * trt + lage + V4"
 
-    def fit_pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> Moments:
         return coefficients(import_statsmodels()[1].negativebinomial(formula, table).fit(disp=0))
 
     words = "epil: a negative binomial instead"
@@ -143,7 +151,7 @@ def school() -> Question:
     table = import_pandas().concat(parts).assign(place=lambda t: t.school)
     formula = "score ~ year2 + year3 + meals + verbal1 + girl + (1|school)"
 
-    def fit_pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> Moments:
         fitted = import_statsmodels()[1].mixedlm(formula.replace(" + (1|school)", ""), table, groups=table.school).fit()
         found = {name: pair for name, pair in coefficients(fitted).items() if "Var" not in name}
         spread = float(np.sqrt(fitted.cov_re.iloc[0, 0]))
@@ -160,7 +168,7 @@ def adult() -> Question:
     table = table.assign(place=few, income=(table.income == ">50K") * 1)
     formula = "income ~ age + years + hours + sex + marital + occupation + race"
 
-    def fit_pooled(table: Table) -> dict:
+    def fit_pooled(table: Table) -> Moments:
         return logistic_coefficients(formula, table)
 
     words = "adult: 30,162 people by country, five sites; two occupations and some races are not everywhere"
@@ -170,9 +178,9 @@ def adult() -> Question:
 QUESTIONS = (contraception, contraception_by_district, epil, epil_overdispersed, school, adult)
 
 
-def ask_bambi(python: str, question: Question) -> dict[str, tuple[float, float]]:
+def ask_bambi(python: str, question: Question) -> Moments:
     family = {"negative binomial": "negativebinomial"}.get(question.family, question.family)
-    table = question.table.assign(use=(question.table.use == "Y") * 1) if "use" in question.table else question.table
+    table = with_numbers(question.table) if "use" in question.table else question.table
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as stream:
         table.to_csv(stream.name, index=False)
         command = [python, "-c", BAMBI, question.formula, family, str(question.group), stream.name]
@@ -198,51 +206,56 @@ def section(question: Question, python: str | None) -> str:
     seconds = time.perf_counter() - began
     theirs = question.pooled(question.table)
     bambi = ask_bambi(python, question) if python and question.group else {}
-    rows = {row["name"]: row for row in found.coefficients()}
-    lines = [f"## {question.words}", "", f"`{question.formula}`, {question.family}, {len(found.counts)} sites.", ""]
-    heads = ["", "PVI mean", "PVI sd", f"{question.anchor}", "its se"] + (["bambi mean", "bambi sd"] if bambi else [])
-    lines += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    gaps, ratios = [], []
-    for name, row in rows.items():
-        value, error = _matching(theirs, name)
-        more: tuple[float, ...] = _matching(bambi, name) if bambi else ()
-        numbers = (row["mean"], row["sd"], value, error, *more)
-        lines.append(f"| {name} | " + " | ".join(f"{number:.4g}" for number in numbers) + " |")
-        best = more if bambi else (value, error)
-        gaps.append(abs(row["mean"] - best[0]) / best[1])
-        ratios.append(row["sd"] / best[1])
-    for row in found.spreads():
-        value, error = _matching(theirs, row["name"])
-        more = _matching(bambi, row["name"]) if bambi else ()
-        numbers = (value, error, *more)
-        shown = " | ".join("" if np.isnan(number) else f"{number:.4g}" for number in numbers)
-        lines.append(
-            f"| {row['name']} (median) | {row['median']:.4g} | {row['low']:.3g} to {row['high']:.3g} | {shown} |"
-        )
-    against = "bambi" if bambi else question.anchor
-    lines += [
-        "",
-        f"Beside {against}: means differ by at most {max(gaps):.2f} standard errors (median {np.median(gaps):.2f}), "
-        f"standard deviations are {min(ratios):.2f} to {max(ratios):.2f} of its. Log evidence "
-        f"{found.log_evidence:.2f}; {len(found.result.history)} rounds, "
-        f"{found.result.history[-1]['bytes'] / 1000:,.0f} kB, {seconds:.0f} s, compiling included. Calibration on "
-        f"{_calibration(found)}.",
-        "",
+    about = f"`{question.formula}`, {question.family}, {len(found.counts)} sites."
+    last = found.result.history[-1]
+    summary = (
+        f"Beside {'bambi' if bambi else question.anchor}: "
+        f"{_compare(found, bambi or theirs).describe('standard errors', 'its')}. "
+        f"Log evidence {found.log_evidence:.2f}; {len(found.result.history)} rounds, "
+        f"{last['bytes'] / 1000:,.0f} kB, {seconds:.0f} s, compiling included. "
+        f"Calibration on {_calibration(found)}."
+    )
+    parts = [f"## {question.words}", "", about, "", _coefficients(question, found, theirs, bambi), summary, ""]
+    return "\n".join([*parts, _formulas(question, found)] if question.compare else parts)
+
+
+def _coefficients(question: Question, found: pt.Regression, theirs: Moments, bambi: Moments) -> str:
+    """The table of coefficients and spreads, each beside what others find."""
+    heads = ["", "PVI mean", "PVI sd", question.anchor, "its se"] + (["bambi mean", "bambi sd"] if bambi else [])
+
+    def others(name: str) -> tuple[float, ...]:
+        return (*_match(theirs, name), *(_match(bambi, name) if bambi else ()))
+
+    lines = [
+        [row["name"], *(f"{number:.4g}" for number in (row["mean"], row["sd"], *others(row["name"])))]
+        for row in found.coefficients()
     ]
-    if question.compare:
-        others = [pt.regress(formula, question.sites, family=question.family) for formula in question.compare]
-        lines += ["| formula | log evidence | weight |", "|---|---|---|"]
-        lines += [
-            f"| `{r['formula']}` | {r['log evidence']:.2f} | {r['weight']:.3g} |" for r in pt.compare([found, *others])
-        ]
-        lines.append("")
-    return "\n".join(lines)
+    for row in found.spreads():
+        shown = ["" if np.isnan(number) else f"{number:.4g}" for number in others(row["name"])]
+        lines.append(
+            [f"{row['name']} (median)", f"{row['median']:.4g}", f"{row['low']:.3g} to {row['high']:.3g}", *shown]
+        )
+    return markdown_table(heads, lines)
 
 
-def _matching(found: dict[str, tuple[float, float]], name: str) -> tuple[float, float]:
-    """Mean and deviation of the same coefficient, however interactions are ordered and spaces are put."""
-    spelt = {"".join(sorted(key.replace(" ", "").split(":"))): pair for key, pair in found.items()}
-    return spelt.get("".join(sorted(name.replace(" ", "").split(":"))), (np.nan, np.nan))
+def _compare(found: pt.Regression, others: Moments) -> Gap:
+    ours = found.coefficients()
+    theirs = [_match(others, row["name"]) for row in ours]
+    return compare_moments([row["mean"] for row in ours], [row["sd"] for row in ours], *np.transpose(theirs))
+
+
+def _formulas(question: Question, found: pt.Regression) -> str:
+    """The table of other formulas for the same tables."""
+    others = [pt.regress(formula, question.sites, family=question.family) for formula in question.compare]
+    rows = pt.compare([found, *others])
+    lines = [[f"`{row['formula']}`", f"{row['log evidence']:.2f}", f"{row['weight']:.3g}"] for row in rows]
+    return markdown_table(["formula", "log evidence", "weight"], lines)
+
+
+def _match(found: Moments, name: str) -> tuple[float, float]:
+    """The mean and deviation of the same coefficient, however it is written."""
+    known = {normalise_name(key): pair for key, pair in found.items()}
+    return known.get(normalise_name(name), (np.nan, np.nan))
 
 
 def _calibration(found: pt.Regression) -> str:

@@ -22,7 +22,7 @@ from partita.studies.documents import check_place
 from partita.studies.nuts import load_or_sample
 from partita.studies.options import Page, Say, Some
 from partita.studies.regressions.best_gaussian import FAMILIES, best_gaussian
-from partita.studies.regressions.packages import import_statsmodels
+from partita.studies.regressions.packages import import_statsmodels, normalise_name
 from partita.studies.regressions.page import extremes, page
 from partita.studies.regressions.references import Problem, Reference, exact, exact_grouped, read
 from partita.studies.regressions.sampling import sample
@@ -72,11 +72,6 @@ class Row:
         found = self.exact or self.nuts
         assert found is not None
         return found
-
-
-def normalise_name(name: str) -> str:
-    """A coefficient's name without what patsy and formulaic write differently."""
-    return ":".join(sorted(name.replace(" ", "").split(":")))
 
 
 def in_order(names: Sequence[str], found: dict[str, float]) -> np.ndarray:
