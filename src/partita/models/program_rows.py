@@ -1,4 +1,4 @@
-"""A site's rows as a NumPyro program takes them: by argument, and group by group."""
+"""Rows of a NumPyro program's shard: checked, and gathered by group where groups have variables of their own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,8 @@ import numpy as np
 from partita.errors import ShardError
 from partita.foundation.runtime import Array
 from partita.models.base import Weighted
-from partita.shards import Shard, as_numbers, check_rows, make_shard, rounded
+from partita.models.layout import Layout
+from partita.shards import as_numbers, check_rows, rounded
 
 
 class Observed(NamedTuple):
@@ -22,14 +23,23 @@ class Observed(NamedTuple):
     is_prior: Array
 
 
+class Laid(NamedTuple):
+    """What a program is made of; and the Gaussian in the place of its prior, and whether that is the prior."""
+
+    layout: Layout
+    location: np.ndarray
+    scale: np.ndarray
+    is_gaussian: bool
+
+
 class PriorTerms(NamedTuple):
     """The shard of a site that stands for what of the prior is not Gaussian."""
 
 
 def read_arrays(
-    site: int, raw: Any, names: Sequence[str], groups: Sequence[str], dtype: np.dtype
+    site: int, raw: Any, names: Sequence[str], dtype: np.dtype[Any], groups: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """One array per data argument, with equally many rows."""
+    """One array per data argument, with equally many rows; those that name groups hold whole numbers."""
     data = raw.data if isinstance(raw, Weighted) else raw
     if isinstance(data, Mapping):
         if set(data) != set(names):
@@ -52,30 +62,31 @@ def read_arrays(
     return arrays
 
 
-def arrange_groups(
-    site: int, arrays: Mapping[str, np.ndarray], argument: str | None, count: int, length: int, most: int | None
-) -> Shard:
-    """Rows of a shard, group by group.
+def gather_groups(arrays: Mapping[str, np.ndarray], codes: np.ndarray, length: int, group_rows: int | None) -> Observed:
+    """Rows by their group, padded to so many rows each with copies of the group's first one.
 
     Args:
-        site: whose shard it is, for errors.
-        arrays: all rows, by argument.
-        argument: which of them names groups; None, where every row is a group of its own.
-        count: how many rows there are.
-        length: how many groups the program's plate has; one, if it is written for one group.
-        most: to how many rows groups are padded; to their own largest, if None.
+        arrays: with a row for each observation.
+        codes: each row's group.
+        length: of the program's plate of groups; 1, if it is written for one group.
+        group_rows: what all sites pad groups to; what this site needs, if None.
     """
-    codes = np.arange(count, dtype=np.int32) if argument is None else arrays[argument].astype(np.int32)
-    if length > 1 and (codes.min() < 0 or codes.max() >= length):
-        words = f"groups are 0 to {length - 1}, got {codes.min()} to {codes.max()}"
-        raise ShardError(site, argument or "group", words)
     known, first, index, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-    most = most or rounded(int(sizes.max()))
+    most = group_rows or rounded(int(sizes.max()))
     # Group by group: each row's place in its own.
     order = np.argsort(index, kind="stable")
-    place = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen, there = np.repeat(first[:, None], most, axis=1), np.zeros((len(known), most), bool)
     chosen[index[order], place], there[index[order], place] = order, True
-    grouped = {name: array[chosen] for name, array in arrays.items()}
+    gathered = {name: array[chosen] for name, array in arrays.items()}
     group = known if length > 1 else np.zeros(len(known), np.int32)
-    return make_shard(Observed(grouped, there, group, np.zeros(len(known), bool)), np.ones(len(known)))
+    return Observed(gathered, there, group, np.zeros(len(known), bool))
+
+
+def stand_for_prior(layout: Layout, group_rows: int) -> Observed:
+    """The row of a site without data, in the shape of the others'."""
+    arrays, there, group = layout.nothing(), None, None
+    if layout.local:
+        there, group = np.ones((1, group_rows), bool), np.zeros(1, np.int32)
+        arrays = {name: np.repeat(array[None], group_rows, axis=1) for name, array in arrays.items()}
+    return Observed(arrays, there, group, np.ones(1, bool))

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import equinox as eqx
 import jax
@@ -19,17 +19,8 @@ from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
-from partita.models.program_rows import Observed, PriorTerms, arrange_groups, read_arrays
+from partita.models.program_rows import Laid, Observed, PriorTerms, gather_groups, read_arrays, stand_for_prior
 from partita.shards import Shard, check_weights, make_shard, rounded
-
-
-class Laid(NamedTuple):
-    """What a program is made of; and the Gaussian in the place of its prior, and whether that is the prior."""
-
-    layout: Layout
-    location: np.ndarray
-    scale: np.ndarray
-    is_gaussian: bool
 
 
 class NumPyroModel(AbstractModel):
@@ -71,7 +62,7 @@ class NumPyroModel(AbstractModel):
         return self.with_layout(self.lay_out(0, like))
 
     def lay_out(self, site: int, raw: Any) -> Laid:
-        rows = self._read(site, raw)
+        rows = self._arrays(site, raw)
         row = {name: array[:1] for name, array in rows.items()}
         some = np.unique(np.linspace(0, len(rows[self.names[0]]) - 1, 3).astype(int))
         with precision(np.float64):
@@ -123,14 +114,8 @@ class NumPyroModel(AbstractModel):
         """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
         layout = self._sized()
         if isinstance(raw, PriorTerms):
-            arrays = layout.nothing()
-            there = group = None
-            if layout.local:
-                most = self.group_rows or 1
-                there, group = np.ones((1, most), bool), np.zeros(1, np.int32)
-                arrays = {name: np.repeat(array[None], most, axis=1) for name, array in arrays.items()}
-            return make_shard(Observed(arrays, there, group, np.ones(1, bool)), np.ones(1))
-        arrays = self._read(site, raw)
+            return make_shard(stand_for_prior(layout, self.group_rows or 1), np.ones(1))
+        arrays = self._arrays(site, raw)
         for name, shape, dtype in layout.rows:
             if arrays[name].shape[1:] != shape:
                 raise ShardError(site, name, f"expected rows of shape {shape}, got {arrays[name].shape[1:]}")
@@ -145,14 +130,20 @@ class NumPyroModel(AbstractModel):
             raise ShardError(
                 site, "weights", "rows of groups with variables of their own have no weights: leave them out"
             )
-        argument = self.local[0][1] if self.local else None
-        return arrange_groups(site, arrays, argument, count, layout.local[0].length, self.group_rows)
+        codes = arrays[self.local[0][1]].astype(np.int32) if self.local else np.arange(count, dtype=np.int32)
+        length = layout.local[0].length
+        if length > 1 and (codes.min() < 0 or codes.max() >= length):
+            raise ShardError(
+                site, self.local[0][1], f"groups are 0 to {length - 1}, got {codes.min()} to {codes.max()}"
+            )
+        grouped = gather_groups(arrays, codes, length, self.group_rows)
+        return make_shard(grouped, np.ones(len(grouped.is_prior)))
 
-    def _read(self, site: int, raw: Any) -> dict[str, np.ndarray]:
-        return read_arrays(site, raw, self.names, [argument for _, argument in self.local], self.dtype)
+    def _arrays(self, site: int, raw: Any) -> dict[str, np.ndarray]:
+        return read_arrays(site, raw, self.names, self.dtype, [argument for _, argument in self.local])
 
     def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
-        codes, sizes = np.unique(self._read(site, raw)[self.local[0][1]], return_counts=True)
+        codes, sizes = np.unique(self._arrays(site, raw)[self.local[0][1]], return_counts=True)
         return codes.astype(np.int64), int(sizes.max())
 
     def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
