@@ -17,6 +17,7 @@ from partita.foundation.runtime import Array, on_host, precision, stack_trees
 from partita.free_energy import LocalProblem
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard, padded_together
+from partita.site.rules import SiteRule
 from partita.solvers import Solver, SolverInfo
 from partita.wire.job import Job
 from partita.wire.tasks import Task, Update
@@ -50,12 +51,14 @@ def digest_shard(shard: Shard) -> str:
 class Worker:
     """Does the work of some sites: all of them in one process, or those that a remote process holds.
 
-    Small sites whose shards have the same padded size are stacked, so that a round is one compiled call.
+    Small sites whose shards have the same padded size are stacked, so that a round is one compiled call. Every update
+    passes the sites' rules before it leaves.
     """
 
-    def __init__(self, job: Job, shards: Mapping[int, Shard]):
+    def __init__(self, job: Job, shards: Mapping[int, Shard], rules: Sequence[SiteRule] = ()):
         self.job = job
         self.shards = shards
+        self._rules = [rule.init(job) for rule in rules]
         self._kept: dict[int, Shard] = {}
 
     @cached_property
@@ -112,7 +115,12 @@ class Worker:
             for part in self._parts(shape, sites):
                 updates = self._refine_stack(shape, [by_site[site] for site in part])
                 answered.update({update.site: update for update in updates})
-        return [answered[site] for site in by_site]
+        return [self._let_out(task, answered[site]) for site, task in by_site.items()]
+
+    def _let_out(self, task: Task, update: Update) -> Update:
+        for rule in self._rules:
+            update = rule.apply(task, update)
+        return update
 
     def _refine_stack(self, shape: Shapes, tasks: Sequence[Task]) -> list[Update]:
         job, first = self.job, tasks[0]
