@@ -16,7 +16,7 @@ from partita.families import Family
 from partita.foundation.plain import Row
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.models.layout import unpack_layout
-from partita.models.programs import Laid
+from partita.models.program_rows import Laid
 from partita.result import Result
 from partita.server.events import Event
 from partita.server.loop import iterate
@@ -46,7 +46,7 @@ def fit(
     *,
     names: Sequence[str] | None = None,
     factors: Sequence[Family] | None = None,
-    run_dir: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[Options],
@@ -88,7 +88,7 @@ def events(
     *,
     names: Sequence[str] | None = None,
     factors: Sequence[Family] | None = None,
-    run_dir: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     **options: Unpack[Options],
 ) -> Iterator[Event]:
@@ -168,7 +168,7 @@ def _size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNam
 def run_to_end(
     run: Run,
     shards: Sequence[Any],
-    run_dir: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     before: Result | None = None,
@@ -182,7 +182,7 @@ def run_to_end(
 def _open(
     run: Run,
     shards: Sequence[Any],
-    run_dir: str | os.PathLike | None,
+    run_dir: str | os.PathLike[str] | None,
     resume: bool,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Journal | None]:

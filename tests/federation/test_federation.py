@@ -30,7 +30,7 @@ from partita.site.answers import Site, read_table
 from partita.site.settings import read_site, site_file_text
 from partita.wire.codec import encode_question
 from partita.wire.messages import decode_update, encode_task
-from partita.wire.questions import Evaluate
+from partita.wire.questions import ColumnNames, Digest, Evaluate, Levels, Moments
 from partita.wire.recipe import Recipe
 
 FEATURES = ("age", "bmi")
@@ -89,6 +89,18 @@ def test_a_site_answers_as_it_would_in_process(server, folder):
     question = Evaluate(prior, model.hyper)
     asked = {**greeting, "payload": encode_question(question)}
     assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.ask(question)[0].value
+
+
+def test_questions_that_no_policy_knows_are_refused(server, folder):
+    recipe = read_server(server).recipe
+    greeting = {**recipe.greeting, "site": 1}
+    site = Site(folder, accepts=True)
+    for question in (Levels(("age",)), ColumnNames(), Digest(), Moments()):
+        asked = {**greeting, "payload": encode_question(question)}
+        assert site.answer(question.name, asked) == {"error": "cannot answer; its own log says why"}
+        assert site.problem.startswith("PolicyRefusal: the server asks for")
+    said = site.answer("everything", {**greeting, "payload": b""})["error"]
+    assert said.startswith("MalformedMessage: question 'everything': is not known here")
 
 
 def test_what_is_wrong_at_a_site_is_said(server, folder):

@@ -25,17 +25,19 @@ class Draws(NamedTuple):
 def predict_observations(design: Design, draws: Draws, X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
     beta, others = draws
-    f = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
+    f: np.ndarray = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
     if "spread" in others:
         f = f + design.target_unit * others["spread"] * rng.normal(size=f.shape)
     if design.family == "bernoulli":
-        return 1 / (1 + np.exp(-f))
-    if design.family == "gaussian":
-        return f + design.target_unit * others["noise"] * rng.normal(size=f.shape)
-    rate = np.exp(np.minimum(f, 30.0))
-    if design.family == "negative binomial":
-        rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
-    return rng.poisson(rate)
+        f = 1 / (1 + np.exp(-f))
+    elif design.family == "gaussian":
+        f = f + design.target_unit * others["noise"] * rng.normal(size=f.shape)
+    else:
+        rate = np.exp(np.minimum(f, 30.0))
+        if design.family == "negative binomial":
+            rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
+        f = rng.poisson(rate)
+    return f
 
 
 def begin_random(seed: int, site: str) -> tuple[int, np.random.Generator]:

@@ -60,7 +60,8 @@ def has_flat(moments: Moments) -> bool:
 def multiply_columns(rows: np.ndarray, used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """Products of some columns with each other, in these units around these middles, summed over rows."""
     Z = (rows[:, used] - centre) / unit
-    return Z.T @ Z
+    products: np.ndarray = Z.T @ Z
+    return products
 
 
 def describe_idle(idle: Idle, names: Sequence[str]) -> list[str]:

@@ -81,7 +81,8 @@ class Design:
         )
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
-        return (X - self.centre) / self.unit
+        scaled: np.ndarray = (X - self.centre) / self.unit
+        return scaled
 
     def targets(self, y: np.ndarray) -> np.ndarray:
         return (y - self.target_centre) / self.target_unit

@@ -70,7 +70,7 @@ STORED = fields({**dict.fromkeys(PARTS, anything), "sites": items(_site), "diges
 
 def pack_design(design: Design) -> Row:
     """A design as plain values."""
-    words = {
+    words: Row = {
         "formula": design.formula,
         "family": design.family,
         "group": design.group,
@@ -84,7 +84,8 @@ def pack_design(design: Design) -> Row:
         "mean_count": design.mean_count,
         **{name: getattr(design, name) for name in NUMBERS},
     }
-    return plain(words)
+    packed: Row = plain(words)
+    return packed
 
 
 def unpack_design(row: Any) -> Design:

@@ -14,25 +14,13 @@ from partita.foundation.checks import check_one_of, check_positive, import_extra
 from partita.foundation.text import MOST_REASON, clean
 from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
+from partita.wire import questions as q
 from partita.wire.codec import decode_answer, encode_question, largest_message
 from partita.wire.engine import address
 from partita.wire.job import Job
 from partita.wire.messages import Arrival, Compression, Notice, encode_task, largest
 from partita.wire.naming import SiteNames
-from partita.wire.questions import (
-    ANSWERS,
-    RECORD,
-    About,
-    AboutAnswer,
-    Answer,
-    ColumnNames,
-    ColumnNamesAnswer,
-    Digest,
-    DigestAnswer,
-    Evaluate,
-    EvaluateAnswer,
-    Question,
-)
+from partita.wire.questions import ANSWERS, RECORD, Answer, Question
 from partita.wire.tasks import Task, Update
 
 COMPARE = "compare Partita versions on both sides"
@@ -306,11 +294,11 @@ class Flower:
                 if peer.ready and site not in busy:
                     peer.lost("is not connected")
             elif not peer.ready and site not in busy and time.monotonic() >= peer.not_before:
-                wanted.append((Asked(site, About(), time.monotonic()), b""))
+                wanted.append((Asked(site, q.About(), time.monotonic()), b""))
         self._push(wanted)
 
     def _failed(self, asked: Asked, problem: str) -> None:
-        if not isinstance(asked.content, Task | About | Evaluate):
+        if not isinstance(asked.content, Task | q.About | q.Evaluate):
             # A site that does not answer a question can work all the same.
             self._refusals[asked.site] = problem
             return
@@ -358,15 +346,15 @@ class Flower:
         except MalformedMessage as error:
             self._failed(asked, f"the answer to {asked.words} could not be decoded ({error}): {COMPARE}")
             return
-        if isinstance(answer, AboutAnswer):
+        if isinstance(answer, q.AboutAnswer):
             self._greeted(asked, peer, answer)
-        elif isinstance(answer, EvaluateAnswer) and not np.isfinite(answer.value):
+        elif isinstance(answer, q.EvaluateAnswer) and not np.isfinite(answer.value):
             self._failed(asked, "the log likelihood that it answered is not finite")
         else:
             self._heard = time.monotonic()
             self._answers[asked.site] = answer
 
-    def _greeted(self, asked: Asked, peer: Peer, answer: AboutAnswer) -> None:
+    def _greeted(self, asked: Asked, peer: Peer, answer: q.AboutAnswer) -> None:
         if not answer.rows >= 1:
             self._failed(asked, f"it said that it has {answer.rows:g} rows: {COMPARE}")
             return
@@ -379,10 +367,10 @@ class Flower:
         asked = address(question, len(self.peers))
         kind = type(next(iter(asked.values())))
         # A federation's recipe names columns; and data may be added to where they are, so that names tell sites apart.
-        if kind is ColumnNames:
-            return dict.fromkeys(asked, ColumnNamesAnswer(None))
-        if kind is Digest:
-            return {site: DigestAnswer(self.peers[site].name) for site in asked}
+        if kind is q.ColumnNames:
+            return dict.fromkeys(asked, q.ColumnNamesAnswer(None))
+        if kind is q.Digest:
+            return {site: q.DigestAnswer(self.peers[site].name) for site in asked}
         self._answers, self._refusals, now = {}, {}, time.monotonic()
         ready = {site: one for site, one in asked.items() if self.peers[site].can_work}
         self._push([(Asked(site, one, now), encode_question(one)) for site, one in ready.items()])

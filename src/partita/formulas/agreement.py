@@ -90,7 +90,9 @@ def _agree_on_units(
         deviation, target_deviation = np.hypot(mean, deviation), np.hypot(target_mean, target_deviation)
 
     def ask_products(used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
-        return sum(answer.products for answer in silos.ask(Products(used, centre, unit, reading)))
+        products = [answer.products for answer in silos.ask(Products(used, centre, unit, reading))]
+        total: np.ndarray = np.sum(products, axis=0)
+        return total
 
     advice += _advise_on_groups(design.group, silos, levels)
     advice += describe_idle(find_idle(inputs, ask_products, design.intercept), design.names)

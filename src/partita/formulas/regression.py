@@ -112,12 +112,12 @@ class Regression:
         found = [np.quantile(piece, [tail, 1 - tail], axis=0).T for piece in pieces]
         return _placed(np.concatenate([np.empty((0, 2)), *found]), whole)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, complete or not at all, without data; `Regression.load` reads it."""
         self.result.save(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """What `save` wrote: it predicts, but for calibration the data would be needed."""
         from partita.formulas.fitting import rebuild_model
 

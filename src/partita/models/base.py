@@ -16,6 +16,7 @@ from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array, on_host, precision
 from partita.metrics import classification, regression
 from partita.models.coefficients import Coefficients, name_leaves, name_place
+from partita.models.opening import Opening
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
@@ -28,7 +29,7 @@ class Rows(NamedTuple):
     y: Array
 
 
-class AbstractModel(eqx.Module):
+class AbstractModel(Opening):
     """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
 
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
@@ -73,37 +74,6 @@ class AbstractModel(eqx.Module):
     @abstractmethod
     def shard(self, site: int, raw: Any) -> Shard:
         """Check one site's data."""
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether it has to see rows of a site to know what it is made of: then `lay_out` looks at them, there."""
-        return False
-
-    @property
-    def needs_groups(self) -> bool:
-        """Whether it has to know how large groups are at all sites: then `find_groups` looks, at each."""
-        return False
-
-    @property
-    def own_shards(self) -> tuple[Any, ...]:
-        """Shards of sites that it adds to a run: of what its prior is beside a density of its family, say."""
-        return ()
-
-    def lay_out(self, site: int, raw: Any) -> Any:
-        """At a site: what the model is made of, found out on that site's data."""
-        raise InputError(f"{type(self).__name__} knows what it is made of")
-
-    def with_layout(self, found: Any) -> Self:
-        """The model with what `lay_out` found at a site."""
-        raise InputError(f"{type(self).__name__} knows what it is made of")
-
-    def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
-        """At a site: which groups are there, and how many rows the largest has."""
-        raise InputError(f"{type(self).__name__} has no groups")
-
-    def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
-        """The model with what `find_groups` found at all sites."""
-        raise InputError(f"{type(self).__name__} has no groups")
 
     def named(self, draws: Any) -> Any:
         """Draws of the parameters, as people know them."""
