@@ -147,7 +147,7 @@ def read_damping(file: SettingsFile, tables: Table) -> float | str:
     return value
 
 
-def load_data(config: Config, folder: Path) -> tuple[tuple, tuple, Row | None]:
+def load_data(config: Config, folder: Path) -> tuple[tuple[Any, ...], tuple[Any, ...], Row | None]:
     """The training and the test part, standardised by the training part; and how that was done, if it was."""
     train, test = _read(config.data, folder, config.seed)
     if not config.data.standardise:
@@ -167,7 +167,7 @@ def feature_names(config: Config, folder: Path) -> list[str]:
     return [name for name in datasets.read_header(folder / config.data.path) if name != config.data.target]
 
 
-def _read(data: Data, folder: Path, seed: int) -> tuple[tuple, tuple]:
+def _read(data: Data, folder: Path, seed: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     if (data.name is None) == (data.path is None):
         raise ConfigError("[data]: give either a name or a path")
     if data.test_share is not None and not 0 < data.test_share < 1:

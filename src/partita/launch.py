@@ -37,7 +37,7 @@ class ModelRun:
     folder: Path
     model: AbstractModel
     shards: Sequence[Any]
-    test: tuple
+    test: tuple[Any, ...]
     design: Row | None
     features: Sequence[str]
 

@@ -49,7 +49,7 @@ class Children:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         }
         self._commands: dict[str, Sequence[str]] = {}
-        self._running: dict[str, subprocess.Popen] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._began: dict[str, list[float]] = {}
         # Where in its log each one's own words begin.
         self._from: dict[str, int] = {}

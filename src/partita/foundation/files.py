@@ -23,7 +23,7 @@ MOST_LINE = 16_000_000
 MOST_JOURNAL = 1_000_000_000_000
 
 
-def make_folder(path: str | os.PathLike) -> Path:
+def make_folder(path: str | os.PathLike[str]) -> Path:
     """A folder that only its owner can look into, with all that it lies in; one that is there stays as it is."""
     folder = Path(path)
     missing = []
@@ -35,7 +35,7 @@ def make_folder(path: str | os.PathLike) -> Path:
     return Path(path)
 
 
-def open_private(path: str | os.PathLike, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+def open_private(path: str | os.PathLike[str], flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """A file of our own, for its owner alone; refused, if it is a link, somebody else's, or has other names."""
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
@@ -52,14 +52,14 @@ def open_private(path: str | os.PathLike, flags: int = os.O_RDWR | os.O_CREAT) -
     return handle
 
 
-def check_private(path: str | os.PathLike) -> None:
+def check_private(path: str | os.PathLike[str]) -> None:
     """The same of a file that somebody else's code will open by its name, if it is there."""
     with suppress(FileNotFoundError):
         if not _is_private(os.lstat(path), path):
             os.chmod(path, FILE)
 
 
-def _is_private(status: os.stat_result, path: str | os.PathLike) -> bool:
+def _is_private(status: os.stat_result, path: str | os.PathLike[str]) -> bool:
     """Whether a file of our own is for its owner alone; an error, if it is not our own."""
     if not stat.S_ISREG(status.st_mode):
         raise _no_file(path)
@@ -68,11 +68,11 @@ def _is_private(status: os.stat_result, path: str | os.PathLike) -> bool:
     return stat.S_IMODE(status.st_mode) == FILE
 
 
-def _no_file(path: str | os.PathLike) -> OSError:
+def _no_file(path: str | os.PathLike[str]) -> OSError:
     return OSError(errno.EINVAL, "is a link, or something else that is no file: delete it", str(path))
 
 
-def replace_file(path: str | os.PathLike, data: bytes, durable: bool = False) -> Path:
+def replace_file(path: str | os.PathLike[str], data: bytes, durable: bool = False) -> Path:
     """The file has these bytes, or what it had before. A link is replaced, not followed."""
     target = Path(path)
     make_folder(target.parent)
@@ -90,12 +90,12 @@ def replace_file(path: str | os.PathLike, data: bytes, durable: bool = False) ->
     return target
 
 
-def check_size(path: str | os.PathLike, most: int) -> None:
+def check_size(path: str | os.PathLike[str], most: int) -> None:
     """That a file is one, and not larger than this: before somebody else's reader is let at it."""
     _checked(os.stat(path), most)
 
 
-def read_file(path: str | os.PathLike, most: int) -> bytes:
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """All of a file that has at most so many bytes; never of a pipe or a device, where reading may not end."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -106,7 +106,7 @@ def read_file(path: str | os.PathLike, most: int) -> bytes:
         os.close(handle)
 
 
-def check_lines(path: str | os.PathLike, most: int = MOST_LINE) -> None:
+def check_lines(path: str | os.PathLike[str], most: int = MOST_LINE) -> None:
     """That a text has lines, which a reader takes into memory whole: every part of this size has to end one."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -117,12 +117,12 @@ def check_lines(path: str | os.PathLike, most: int = MOST_LINE) -> None:
         os.close(handle)
 
 
-def read_json(path: str | os.PathLike, most: int = MOST_NOTES) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], most: int = MOST_NOTES) -> dict[str, Any]:
     """A JSON object from a file that has at most so many bytes; a ValueError, if there is something else in it."""
     return parse_object(read_file(path, most))
 
 
-def is_file(path: str | os.PathLike) -> bool:
+def is_file(path: str | os.PathLike[str]) -> bool:
     """Whether there is one; a name that none can have is no error."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)

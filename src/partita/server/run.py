@@ -79,7 +79,7 @@ class Run:
         """What sites need to know before their first task."""
         return replace(self.settings.job(self.model, self.names), reading=self.reading, columns=self.columns)
 
-    def journal(self, run_dir: str | os.PathLike, resume: bool) -> Journal:
+    def journal(self, run_dir: str | os.PathLike[str], resume: bool) -> Journal:
         """The journal of this run, which another run cannot go on with."""
         settings = self.settings
         schedule = {f.name: getattr(settings.schedule, f.name) for f in fields(settings.schedule)}
