@@ -98,7 +98,7 @@ def events(
     """
     run, arranged = prepare(model, shards, settings, options, names, factors)
     with _open(run, arranged, run_dir, resume) as journal:
-        for event, _ in _recorded(run, journal):
+        for event, _ in _record_events(run, journal):
             yield event
 
 
@@ -197,7 +197,7 @@ def _open(
         yield None if run_dir is None else stack.enter_context(run.journal(run_dir, resume))
 
 
-def _recorded(
+def _record_events(
     run: Run, journal: Journal | None, callbacks: Sequence[Callback] = (), before: Result | None = None
 ) -> Iterator[tuple[Event, Row]]:
     """Events with what callbacks add to them, as rows of history, which are kept where there is a journal."""
@@ -213,7 +213,7 @@ def _recorded(
 def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, before: Result | None = None) -> Result:
     """Run to the end, then ask every site for its share of the evidence at the final posterior."""
     history, settled = [], False
-    for event, row in _recorded(run, journal, callbacks, before):
+    for event, row in _record_events(run, journal, callbacks, before):
         settled = event.settled
         history.append(row)
     log_probs = run.evaluate()

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partita.designs.design import Design, random_of_site
+from partita.metrics import sum_bins
 
 LEVELS = (0.5, 0.8, 0.95)
 # Bins of confidence for the calibration error, and of probability for the curve.
@@ -68,17 +69,16 @@ def sum_comparisons(design: Design, draws: Draws, X: np.ndarray, y: np.ndarray, 
 def _sum_classes(p: np.ndarray, y: np.ndarray) -> Sums:
     chosen = np.where(y == 1, p, 1 - p)
     confidence, right = np.maximum(p, 1 - p), (p > 0.5) == (y == 1)
-    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    bins = np.minimum((CURVE_BINS * p).astype(int), CURVE_BINS - 1)
+    by_confidence, by_probability = sum_bins(confidence, right, BINS), sum_bins(p, y, CURVE_BINS)
     return {
         "wrong": np.array([np.sum(~right)], float),
         "nll": np.array([np.sum(-np.log(np.maximum(chosen, np.finfo(float).tiny)))]),
-        "rows by confidence": np.bincount(place, minlength=BINS).astype(float),
-        "confidence": np.bincount(place, confidence, BINS),
-        "right": np.bincount(place, right, BINS),
-        "rows by probability": np.bincount(bins, minlength=CURVE_BINS).astype(float),
-        "predicted": np.bincount(bins, p, CURVE_BINS),
-        "observed": np.bincount(bins, y, CURVE_BINS),
+        "rows by confidence": by_confidence.rows.astype(float),
+        "confidence": by_confidence.claimed,
+        "right": by_confidence.found,
+        "rows by probability": by_probability.rows.astype(float),
+        "predicted": by_probability.claimed,
+        "observed": by_probability.found,
     }
 
 

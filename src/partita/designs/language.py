@@ -67,7 +67,7 @@ class Parsed:
     targets: tuple[str, ...]
     inputs: tuple[str, ...]
     categorical: tuple[str, ...]
-    # Of each term of the right side, the columns that it has a coefficient for each level of, if they have levels.
+    # For each term of the right side, the columns whose levels have a coefficient each, if they have levels.
     expanded: tuple[tuple[str, ...], ...]
     group: str | None
 
@@ -307,13 +307,13 @@ def _check_given(name: str, node: ast.AST, given: dict[str, Any]) -> None:
     # True asks for the data's own mean or deviation.
     open_ones = [key for key in TO_BE_GIVEN[name] if given.get(key) is None or (name != "poly" and given[key] is True)]
     if open_ones or given.get("df") is not None or isinstance(given.get("constraints"), str):
-        raise InputError(f"{shown}give {_wanted(name)}")
+        raise InputError(f"{shown}give {_say_wanted(name)}")
     degree = given.get("degree", 1)
     if not (is_whole(degree, 0) and degree <= LARGEST_DEGREE):
         raise InputError(f"formula: {ast.unparse(node)}: degree: expected a whole number of at most {LARGEST_DEGREE}")
 
 
-def _wanted(name: str) -> str:
+def _say_wanted(name: str) -> str:
     if name in ("scale", "standardize"):
         return f"{' and '.join(TO_BE_GIVEN[name])} as numbers, or {INSTEAD}"
     return "knots=[...], lower_bound=... and upper_bound=... as numbers, and no df or centring"

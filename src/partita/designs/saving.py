@@ -13,7 +13,7 @@ from partita.foundation.fields import anything, fields, flag, items, maybe, numb
 from partita.foundation.plain import Row, plain
 
 NUMBERS = ("target_centre", "target_unit", "prior_scale", "noise_scale")
-# Of a stored formula, which has been written out already: a term for each column at least.
+# The most terms of a stored formula, which has been written out already: at least one for each column.
 MOST_STORED = 2 * MOST_COLUMNS
 
 

@@ -29,7 +29,7 @@ class Agreement:
     counts: Mapping[str, Counts]
     digest: str
     largest_group: int
-    # Of each column, whether it is 0 or 1 in all rows.
+    # Whether each column is 0 or 1 in all rows.
     two_valued: tuple[bool, ...]
 
     @property
@@ -67,11 +67,11 @@ def agree(
 
 
 def _merge_columns(silos: Silos, answers: Sequence[LevelsAnswer]) -> dict[str, Column]:
-    told = {
+    columns_by_site = {
         name: {column.name: column for column in answer.columns}
         for name, answer in zip(silos.sources, answers, strict=True)
     }
-    return agree_on_columns(told)
+    return agree_on_columns(columns_by_site)
 
 
 def _agree_on_units(
@@ -111,7 +111,7 @@ def _agree_on_units(
 
 
 def _merge_moments(answers: Sequence[MomentsAnswer]) -> tuple[Moments, Moments]:
-    """Of the columns and of the target, over the rows of all sites."""
+    """Moments of the columns and of the target, over the rows of all sites."""
     inputs, target = Moments(), Moments()
     for answer in answers:
         inputs = inputs.with_others(Moments(answer.count, answer.mean, answer.total))

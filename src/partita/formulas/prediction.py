@@ -14,7 +14,7 @@ from partita.result import Result
 POINTS, SPREADS = 40, 64
 
 
-def expected(design: Design, result: Result, means: Mapping[str, float], X: np.ndarray) -> np.ndarray:
+def expect_observations(design: Design, result: Result, means: Mapping[str, float], X: np.ndarray) -> np.ndarray:
     """The expected observation of each row: averaged over the posterior, and over groups that are new.
 
     Args:

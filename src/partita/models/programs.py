@@ -14,6 +14,7 @@ from partita.errors import InputError, ShardError, reason
 from partita.families import GAUSSIANS, Family, MeanField
 from partita.foundation.checks import import_extra
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
@@ -155,7 +156,7 @@ class NumPyroModel(AbstractModel):
                     raise ShardError(site, self.local[0][1], words, seen[code])
         return replace(self, group_rows=rounded(max(largest for _, largest in found)))
 
-    def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> Array:
+    def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> PerRow:
         """log p(y_n | θ) for each row, or for each group, its own variables integrated out."""
         if self.is_gaussian:
             return self._log_likelihood(params, data)

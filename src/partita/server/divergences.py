@@ -18,4 +18,5 @@ def divergence(first: Family, second: Family) -> float:
 
 @eqx.filter_jit
 def _kl(first: Family, second: Family) -> Array:
-    return first.kl(second)
+    nats: Array = first.kl(second)
+    return nats

@@ -85,7 +85,7 @@ class Worker:
             self._kept[site] = jax.device_put(jax.tree.map(lambda a: a[None], self.shards[site]))
         return self._kept[site]
 
-    def _stacked(self, shape: Shapes, sites: Sequence[int]) -> Shard:
+    def _stack_sites(self, shape: Shapes, sites: Sequence[int]) -> Shard:
         if shape not in self._stacks:
             return self._alone(sites[0])
         stack = self._stacks[shape]
@@ -125,7 +125,7 @@ class Worker:
                 np.asarray(first.version, np.uint32),
             )
             mine = (
-                self._stacked(shape, [task.site for task in tasks]),
+                self._stack_sites(shape, [task.site for task in tasks]),
                 np.asarray([task.site for task in tasks], np.uint32),
             )
             if first.message_only:
@@ -165,7 +165,7 @@ class Worker:
                         None if factors is None else Family.stack([factors[site] for site in sites]),
                         _array_hyper(hyper, job.model),
                         np.asarray(job.seed, np.uint32),
-                        self._stacked(shape, sites),
+                        self._stack_sites(shape, sites),
                         np.asarray(sites, np.uint32),
                     )
                     values.update(zip(sites, np.asarray(found, np.float64).tolist(), strict=True))
