@@ -13,6 +13,7 @@ import numpy as np
 from partita.designs.columns import Column, make_example
 from partita.designs.language import Parsed
 from partita.errors import InputError, reason
+from partita.foundation.moments import Affine
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 COUNTS = ("poisson", "negative binomial")
@@ -81,10 +82,10 @@ class Design:
         )
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
-        return (X - self.centre) / self.unit
+        return Affine(self.centre, self.unit).standardise(X)
 
     def targets(self, y: np.ndarray) -> np.ndarray:
-        return (y - self.target_centre) / self.target_unit
+        return Affine(np.asarray(self.target_centre), np.asarray(self.target_unit)).standardise(y)
 
     @property
     def target(self) -> str:
