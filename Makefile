@@ -10,7 +10,7 @@ COMPILE := $(PIN) --generate-hashes --constraints constraints.txt
 VERSION := $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/partita/_version.py)
 WORKERS ?= 2
 
-.PHONY: demo test coverage methods engines check hooks docs docs-serve format bench soak picture lock pin hashes bom clean
+.PHONY: demo test shapes coverage methods engines check hooks docs docs-serve format bench soak picture lock pin hashes bom clean
 
 demo: .venv/run.stamp
 	$(BIN)/partita demo --out .
@@ -59,6 +59,12 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.unification
 	$(BIN)/python -m benchmarks.server
 	$(BIN)/python -m benchmarks.scaling
+
+# Shapes that are written in types, checked at every call.
+SHAPED := partita.families,partita.expectations,partita.free_energy,partita.models,partita.solvers
+shapes: .venv/dev.stamp
+	PYTHONPATH=tests $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not engines" \
+		--jaxtyping-packages=$(SHAPED),shapes.check tests/families tests/solvers tests/models
 
 engines: .venv/engines.stamp
 	$(BIN)/python -m pytest -m engines $(COVER)

@@ -5,8 +5,10 @@
 Two processes are kept, one for each tree. In every turn both do the same short piece of work, one after the other, so
 that a busy machine slows both down; who begins alternates. Printed are the milliseconds of the old tree's fastest turn,
 and new/old ratios: of seconds on the clock and of processor time, the median of the turns with its quartiles, and of
-the fastest turn of each. What has to begin in a fresh process (import, first fit) has one in every turn. What is slower
-than 1.05 by all three is marked.
+the fastest turn of each. What has to begin in a fresh process (import, first fit) has one in every turn. SLOWER means
+that both lower quartiles and the fastest turns are above 1.05; unclear, that only some figure is. A tree beside itself
+shows the noise of a machine: with more programs than cores, folds and durable updates were off by a factor of two and
+more, compiled steps by two per cent of processor time. Then these turns say nothing, and have to be taken again.
 """
 
 import argparse
@@ -81,16 +83,18 @@ def take_turns(trees: Sequence[Tree], name: str, turns: int) -> list[tuple[Secon
 
 
 def describe(name: str, found: Sequence[tuple[Seconds, Seconds]]) -> str:
-    """A line of the table; what is slower by all three measures is marked, since each alone can be noise."""
-    parts, measures = [], []
+    """A line of the table, marked where it is slower, or where these turns cannot tell."""
+    parts, lows, middles = [], [], []
     for place, clock in enumerate(("clock", "processor")):
         low, middle, high = quantiles([new[place] / old[place] for old, new in found], n=4)
         parts.append(f"{clock} {middle:.3f} ({low:.3f} to {high:.3f})")
-        measures.append(middle)
+        lows.append(low)
+        middles.append(middle)
     fastest = [min(turn[tree][0] for turn in found) for tree in (0, 1)]
-    measures.append(fastest[1] / fastest[0])
-    mark = "  SLOWER" if min(measures) > SLOWER else ""
-    return f"{name:30} {1e3 * fastest[0]:8.1f} ms  {'  '.join(parts)}  fastest {measures[-1]:.3f}{mark}"
+    ratio = fastest[1] / fastest[0]
+    is_slower = min(*lows, ratio) > SLOWER
+    mark = "  SLOWER" if is_slower else "  unclear" if max(*middles, ratio) > SLOWER else ""
+    return f"{name:30} {1e3 * fastest[0]:8.1f} ms  {'  '.join(parts)}  fastest {ratio:.3f}{mark}"
 
 
 def main() -> None:
@@ -102,6 +106,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--only", default="", help="Only work whose name begins so.")
     asked = parser.parse_args()
+    if os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
+        print(f"this machine is busy (load {os.getloadavg()[0]:.1f}): ratios of short pieces of work mean little")
     trees = [Tree(asked.old), Tree(asked.new)]
     try:
         for name in (*WORKLOADS, *FRESH):

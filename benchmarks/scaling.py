@@ -13,7 +13,8 @@ import numpy as np
 
 import partita as pt
 from partita.families import MeanField
-from partita.server.ledger import Ledger, SharedLedger
+from partita.server.ledger import Ledger
+from partita.server.shared_ledger import SharedLedger
 from partita.server.storage import Journal
 from partita.wire.tasks import Update
 

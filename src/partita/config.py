@@ -17,6 +17,7 @@ from partita.server.hyper import LearnHyper
 from partita.server.rules import as_damping
 from partita.server.schedules import REGISTRY as SCHEDULES
 from partita.server.schedules import Schedule
+from partita.server.settings import Settings
 from partita.solvers import Solver
 from partita.wire.recipe import ModelChoice, read_seed, read_solver
 
@@ -72,12 +73,20 @@ class Config:
     hyper: LearnHyper | None = None
     seed: int = 0
 
+    @property
+    def settings(self) -> Settings:
+        """How the run of a model is done."""
+        return Settings(
+            solver=self.solver, schedule=self.schedule, damping=self.damping, hyper=self.hyper, seed=self.seed
+        )
 
+
+Arrays = tuple[Any, ...]
 SECTIONS = ("data", "partition", "model", "regression", "solver", "schedule", "hyper")
 
 
 def read_config(path: Path, settings: Sequence[str] = ()) -> Config:
-    """From a TOML file and `section.key=value` settings that take precedence."""
+    """Read a TOML file, and `section.key=value` settings that take precedence."""
     file, tables = read_settings_file(path)
     for setting in settings:
         _apply_setting(tables, setting)
@@ -137,7 +146,7 @@ def read_hyper(file: SettingsFile, tables: Table) -> LearnHyper | None:
     return file.build("hyper", LearnHyper, tables["hyper"]) if "hyper" in tables else None
 
 
-def read_damping(file: SettingsFile, tables: Table) -> float | str:
+def read_damping(file: SettingsFile, tables: Table) -> Any:
     """The key `damping` of a file."""
     value = tables.get("damping", "auto")
     try:
@@ -147,7 +156,7 @@ def read_damping(file: SettingsFile, tables: Table) -> float | str:
     return value
 
 
-def load_data(config: Config, folder: Path) -> tuple[tuple, tuple, Row | None]:
+def load_data(config: Config, folder: Path) -> tuple[Arrays, Arrays, Row | None]:
     """The training and the test part, standardised by the training part; and how that was done, if it was."""
     train, test = _read(config.data, folder, config.seed)
     if not config.data.standardise:
@@ -167,7 +176,7 @@ def feature_names(config: Config, folder: Path) -> list[str]:
     return [name for name in datasets.read_header(folder / config.data.path) if name != config.data.target]
 
 
-def _read(data: Data, folder: Path, seed: int) -> tuple[tuple, tuple]:
+def _read(data: Data, folder: Path, seed: int) -> tuple[Arrays, Arrays]:
     if (data.name is None) == (data.path is None):
         raise ConfigError("[data]: give either a name or a path")
     if data.test_share is not None and not 0 < data.test_share < 1:

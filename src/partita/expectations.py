@@ -18,6 +18,7 @@ from partita.errors import InputError
 from partita.families import AbstractGaussian, Family, GaussianView
 from partita.foundation.checks import check_count
 from partita.foundation.runtime import Array, ravel
+from partita.foundation.shapes import PerRow, Points, Scalar
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard
 
@@ -44,10 +45,10 @@ class Expectation(eqx.Module):
         return False
 
     @abstractmethod
-    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
         """E_q[log p(y_n | θ, ε)] for each row."""
 
-    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Scalar, Any]:
         """E_q[log p(y | θ, ε)] of a shard, and the factor that stands for it; where `has_message`."""
         raise InputError(f"{type(self).__name__} has no message of its own")
 
@@ -57,7 +58,7 @@ class ClosedForm(Expectation):
 
     of_mean: ClassVar[bool] = True
 
-    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
         return model.expected_log_prob(q, data, hyper)
 
 
@@ -69,7 +70,7 @@ class GaussHermite(Expectation):
     def __check_init__(self) -> None:
         check_count("GaussHermite: ", points=self.points)
 
-    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
         m, v = q.moments_along(data.X)
         nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(self.points))
         f = m[:, None] + jnp.sqrt(jnp.maximum(v, TINY))[:, None] * nodes
@@ -94,7 +95,7 @@ class LocalReparameterisation(Expectation):
     def stochastic(self) -> bool:
         return not self.fixed
 
-    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
         if model.layered:
             return self._of_layers(model, q, data, hyper, key)
         m, v = q.moments_along(data.X)
@@ -138,7 +139,7 @@ class GaussNewton(LocalReparameterisation):
         if self.samples != 1 or self.fixed:
             raise InputError("GaussNewton: each row has one draw, and a new one at every call")
 
-    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Scalar, Any]:
         size = min(self.rows_at_once, shard.capacity)
 
         def add(total: Any, number: Array) -> tuple[Any, None]:
@@ -190,7 +191,7 @@ class MonteCarlo(Expectation):
     def stochastic(self) -> bool:
         return True
 
-    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
         if self.samples == 1:
             return model.log_prob(q.sample(key), data, hyper)
         params = q.sample(key, (self.samples,))
@@ -212,13 +213,13 @@ class ExpectedHessian(Expectation):
     def __check_init__(self) -> None:
         check_count("ExpectedHessian: ", points=self.points)
 
-    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
         values = _mapped(lambda theta: model.log_prob(theta, data, hyper), _placed(q, self.points), data)
         return jnp.mean(values, axis=0)
 
     def message(
         self, model: AbstractModel, q: AbstractGaussian, shard: Shard, hyper: Hyper, key: Array
-    ) -> tuple[Array, Family]:
+    ) -> tuple[Scalar, Family]:
         def value(theta: Array) -> Array:
             rows = model.log_prob(theta, shard.data, hyper)
             return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
@@ -246,12 +247,12 @@ class ExpectedSlope(Expectation):
     def __check_init__(self) -> None:
         check_count("ExpectedSlope: ", points=self.points)
 
-    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> Array:
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
         whole = ravel(q.location)[1]
         values = _mapped(lambda theta: model.log_prob(whole(theta), data, hyper), _placed(q, self.points), data)
         return jnp.mean(values, axis=0)
 
-    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Scalar, Any]:
         whole = ravel(q.location)[1]
 
         def value(theta: Array) -> Array:
@@ -263,7 +264,7 @@ class ExpectedSlope(Expectation):
         return jnp.mean(values), q.quadratic_of_slopes(placed, slopes)
 
 
-def _placed(q: GaussianView, number: int) -> Array:
+def _placed(q: GaussianView, number: int) -> Points:
     """Points with the mean and the covariance of q, each as one vector."""
     m = ravel(q.location)[0]
     return q.place(jnp.asarray(white_points(number, m.shape[0]), m.dtype))

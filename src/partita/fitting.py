@@ -16,7 +16,7 @@ from partita.families import Family
 from partita.foundation.plain import Row
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.models.layout import unpack_layout
-from partita.models.programs import Laid
+from partita.models.program_rows import Laid
 from partita.result import Result
 from partita.server.events import Event
 from partita.server.loop import iterate
@@ -46,7 +46,7 @@ def fit(
     *,
     names: Sequence[str] | None = None,
     factors: Sequence[Family] | None = None,
-    run_dir: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     **options: Unpack[Options],
@@ -88,7 +88,7 @@ def events(
     *,
     names: Sequence[str] | None = None,
     factors: Sequence[Family] | None = None,
-    run_dir: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     **options: Unpack[Options],
 ) -> Iterator[Event]:
@@ -98,7 +98,7 @@ def events(
     """
     run, arranged = prepare(model, shards, settings, options, names, factors)
     with _open(run, arranged, run_dir, resume) as journal:
-        for event, _ in _recorded(run, journal):
+        for event, _ in _record_events(run, journal):
             yield event
 
 
@@ -168,7 +168,7 @@ def _size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNam
 def run_to_end(
     run: Run,
     shards: Sequence[Any],
-    run_dir: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     before: Result | None = None,
@@ -182,7 +182,7 @@ def run_to_end(
 def _open(
     run: Run,
     shards: Sequence[Any],
-    run_dir: str | os.PathLike | None,
+    run_dir: str | os.PathLike[str] | None,
     resume: bool,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Journal | None]:
@@ -197,7 +197,7 @@ def _open(
         yield None if run_dir is None else stack.enter_context(run.journal(run_dir, resume))
 
 
-def _recorded(
+def _record_events(
     run: Run, journal: Journal | None, callbacks: Sequence[Callback] = (), before: Result | None = None
 ) -> Iterator[tuple[Event, Row]]:
     """Events with what callbacks add to them, as rows of history, which are kept where there is a journal."""
@@ -213,7 +213,7 @@ def _recorded(
 def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, before: Result | None = None) -> Result:
     """Run to the end, then ask every site for its share of the evidence at the final posterior."""
     history, settled = [], False
-    for event, row in _recorded(run, journal, callbacks, before):
+    for event, row in _record_events(run, journal, callbacks, before):
         settled = event.settled
         history.append(row)
     log_probs = run.evaluate()

@@ -11,6 +11,7 @@ from partita.errors import InputError
 from partita.expectations import TINY, Expectation, hermite
 from partita.families import Family, inner
 from partita.foundation.runtime import Array
+from partita.foundation.shapes import Scalar
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard
 
@@ -31,11 +32,11 @@ class LocalProblem(eqx.Module):
     hyper: Hyper
     anchor: Family | None = None
 
-    def expected_log_prob(self, q: Any, key: Array) -> Array:
+    def expected_log_prob(self, q: Any, key: Array) -> Scalar:
         """E_q[log p(y_m | θ)], summed over the shard."""
         return self._summed(self.expectation(self.model, q, self.shard.data, self.hyper, key))
 
-    def log_prob(self, params: Any) -> Array:
+    def log_prob(self, params: Any) -> Scalar:
         """log p(y_m | θ), summed over the shard."""
         return self._summed(self.model.log_prob(params, self.shard.data, self.hyper))
 
@@ -46,12 +47,12 @@ class LocalProblem(eqx.Module):
             )
         return jnp.sum(jnp.where(self.shard.weights > 0, self.shard.weights * rows, 0))
 
-    def free_energy(self, q: Any, key: Array) -> Array:
+    def free_energy(self, q: Any, key: Array) -> Scalar:
         """The local free energy (Eq. 2 of the paper), up to the cavity's scale."""
         view = q.mean() if self.expectation.of_mean else q
         return self.expected_log_prob(view, key) - q.kl(self.cavity)
 
-    def renyi_bound(self, q: Family, power: float, draws: int, key: Array) -> Array:
+    def renyi_bound(self, q: Family, power: float, draws: int, key: Array) -> Scalar:
         """log ∫ q^(1-α) (cavity p(y_m | θ))^α dθ / α: the local free energy where α tends to zero.
 
         Its maximum over q is the closest q in α-divergence to the tilted distribution. By quadrature over the predictor
@@ -84,7 +85,7 @@ class LocalProblem(eqx.Module):
         y, weight = self.shard.data.y[row], self.shard.weights[row]
         return jax.vmap(lambda f: weight * self.model.pointwise(f, y, self.hyper))
 
-    def message(self, q: Family, key: Array) -> tuple[Array, Family]:
+    def message(self, q: Family, key: Array) -> tuple[Scalar, Family]:
         """E_q[log p(y_m | θ)] and its gradient in the mean parameters of q (Property 4), or what stands for it.
 
         The gradient is the factor that solves the fixed-point equation, given q.

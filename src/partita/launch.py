@@ -37,7 +37,7 @@ class ModelRun:
     folder: Path
     model: AbstractModel
     shards: Sequence[Any]
-    test: tuple
+    test: tuple[Any, ...]
     design: Row | None
     features: Sequence[str]
 
@@ -48,17 +48,13 @@ class ModelRun:
         assert schedule is not None
 
         def metrics(posterior: Any) -> dict[str, float]:
-            return model.score(expected_response(model, posterior, self.test[0]), self.test[1])
+            return dict(model.score(expected_response(model, posterior, self.test[0]), self.test[1]))
 
         every = Every(metrics, folds=1 if schedule.waits and schedule.parallel else self.config.partition.sites)
         result = fit(
             model,
             self.shards,
-            solver=self.config.solver,
-            schedule=schedule,
-            damping=self.config.damping,
-            hyper=self.config.hyper,
-            seed=self.config.seed,
+            self.config.settings,
             run_dir=self.folder,
             resume=resume,
             callbacks=(every, *watch(self.name, {})),

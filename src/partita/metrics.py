@@ -1,8 +1,29 @@
 """How good predictions are: error, negative log likelihood, calibration."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 Row = dict[str, float]
+
+
+class Bins(NamedTuple):
+    """Sums over the rows of each bin of confidence: of several sites they add up."""
+
+    rows: np.ndarray
+    claimed: np.ndarray
+    found: np.ndarray
+
+
+def sum_bins(claimed: np.ndarray, found: np.ndarray, bins: int) -> Bins:
+    """Rows, claimed probabilities and what was found, summed within bins of equal width.
+
+    >>> sum_bins(np.array([0.1, 0.2, 0.9]), np.array([0, 1, 1]), 2)
+    Bins(rows=array([2, 1]), claimed=array([0.3, 0.9]), found=array([1., 1.]))
+    """
+    place = np.minimum((claimed * bins).astype(int), bins - 1)
+    rows = np.bincount(place, minlength=bins)
+    return Bins(rows, np.bincount(place, claimed, bins), np.bincount(place, found, bins))
 
 
 def classification(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> Row:
@@ -27,13 +48,10 @@ def reliability(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -
     """For each bin of confidence that is not empty: its middle, mean confidence, accuracy and share of rows."""
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == np.asarray(labels, int)
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    count = np.bincount(place, minlength=bins)
+    count, claimed, found = sum_bins(confidence, right, bins)
     used = count > 0
-    mean_confidence = np.bincount(place, confidence, bins)[used] / count[used]
-    accuracy = np.bincount(place, right, bins)[used] / count[used]
     middle = (np.flatnonzero(used) + 0.5) / bins
-    return middle, mean_confidence, accuracy, count[used] / len(confidence)
+    return middle, claimed[used] / count[used], found[used] / count[used], count[used] / len(confidence)
 
 
 def intervals(mean: np.ndarray, std: np.ndarray, targets: np.ndarray) -> Row:

@@ -9,9 +9,10 @@ import urllib.request
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 import partita as pt
-from partita.cli import main
+from partita.cli import app, main
 from partita.config import read_config
 
 CONFIG = """
@@ -36,6 +37,27 @@ rounds = 4
 def partita(*arguments, cwd, **options):
     command = [sys.executable, "-c", "from partita.cli import main; main()", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, **options)
+
+
+def find_commands(group, before=()):
+    """Every command by its full name."""
+    for name, command in group.commands.items():
+        yield " ".join((*before, name)), command
+        yield from find_commands(command, (*before, name)) if hasattr(command, "commands") else ()
+
+
+def test_every_command_and_option_is_explained():
+    """By `--help`; that docs name every command is held by the tests of docs."""
+    commands = dict(find_commands(get_command(app)))
+    assert {"run", "status", "readmit", "study soak", "reproduce vcl"} <= commands.keys()
+    silent = [name for name, command in commands.items() if not command.help]
+    silent += [
+        f"{name} {parameter.name}"
+        for name, command in commands.items()
+        for parameter in command.params
+        if parameter.param_type_name == "option" and not parameter.help
+    ]
+    assert silent == []
 
 
 @pytest.fixture

@@ -244,7 +244,7 @@ def test_a_failed_write_leaves_nothing(online, tmp_path, monkeypatch):
         assert source != target
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mnist.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(
         pt.errors.InputError, match=r"mnist.npz: cannot be written \(No space left on device\).*PARTITA_DATA"
     ):

@@ -552,7 +552,7 @@ def test_matching_along_a_direction_keeps_the_moments_of_the_tilted_density(gaus
     """Against importance weights of many draws."""
     x = np.linspace(1.0, -0.5, gaussian.size)
     with precision(np.float64):
-        ((m,), (v,)) = gaussian.moments_along(x[None])
+        m, v = (jnp.asarray(one)[0] for one in gaussian.moments_along(x[None]))
         slope, curvature = 0.7, 0.4
         tilted_v = 1 / (1 / v + curvature)
         after = tilted_v * (m / v + slope), tilted_v

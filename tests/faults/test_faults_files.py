@@ -44,7 +44,7 @@ from partita.launch import write_run_report
 from partita.models import prior_of
 from partita.report import write_report
 from partita.report.follower import Follower
-from partita.report.live import served
+from partita.report.live import serve_page as served
 from partita.report.measures import write_measures
 from partita.report.terminal import table_of
 from partita.server import storage

@@ -100,11 +100,11 @@ def test_02_a_site_tries_again_when_a_connection_breaks_and_says_what_was_wrong(
             raise httpx.ReadError("reset")
         return "yes"
 
-    assert node._called(broken, 1) == "yes"
+    assert node._call(broken, 1) == "yes"
     assert len(tried) == 3
     # What was under way may be lost, and the server has to hear of it.
     with pytest.raises(node.Disconnected, match="ReadError: reset"):
-        node._called(broken, 1, tries=1)
+        node._call(broken, 1, tries=1)
 
     def answers(status, code):
         def call(request):
@@ -121,7 +121,7 @@ def test_02_a_site_tries_again_when_a_connection_breaks_and_says_what_was_wrong(
         (500, 0, node.Disconnected),
     ):
         with pytest.raises(error):
-            node._called(answers(status, code), 1)
+            node._call(answers(status, code), 1)
 
 
 # 7: a site is killed, and comes back.
@@ -262,7 +262,7 @@ def routes(app):
 def guarded(tmp_path_factory):
     """A server's folder and its gate."""
     pytest.importorskip("flwr")
-    from partita.federation.link import gated
+    from partita.federation.link import build_gate as gated
 
     server = made(tmp_path_factory.mktemp("guarded") / "server")
     server.run.mkdir()
@@ -345,7 +345,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
     from flwr.app import ConfigRecord, Metadata, RecordDict
     from flwr.app.message import make_message
 
-    from partita.site.node import _replied
+    from partita.site.node import _reply_to as _replied
 
     asked = []
 

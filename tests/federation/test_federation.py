@@ -10,27 +10,31 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import partita as pt
 from partita._version import __version__
+from partita.cli import app
 from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
 from partita.federation.folders import read_server
 from partita.federation.metrics import format_metrics
 from partita.federation.new import federation_file_text
 from partita.federation.serving import Watch
 from partita.federation.state import Requests, read_state, request, write_state
+from partita.federation.status import read_status, tabulate_sites
 from partita.fitting import prepare
 from partita.foundation.locks import hold_lock, lock_holder
 from partita.foundation.settings_files import SettingsFile
 from partita.models import prior_of
 from partita.report.posterior import in_units, intervals
 from partita.server.ledger import Ledger
-from partita.server.schedules import Board
+from partita.server.schedules import Board, Sequential
 from partita.site.answers import Site, read_table
 from partita.site.settings import read_site, site_file_text
+from partita.studies.faults.chaos import Chaos
 from partita.wire.codec import encode_question
 from partita.wire.messages import decode_update, encode_task
-from partita.wire.questions import Evaluate
+from partita.wire.questions import ColumnNames, Digest, Evaluate, Levels, Moments
 from partita.wire.recipe import Recipe
 
 FEATURES = ("age", "bmi")
@@ -89,6 +93,18 @@ def test_a_site_answers_as_it_would_in_process(server, folder):
     question = Evaluate(prior, model.hyper)
     asked = {**greeting, "payload": encode_question(question)}
     assert np.frombuffer(site.answer("evaluate", asked)["payload"]) == run.engine.ask(question)[0].value
+
+
+def test_questions_that_no_policy_knows_are_refused(server, folder):
+    recipe = read_server(server).recipe
+    greeting = {**recipe.greeting, "site": 1}
+    site = Site(folder, accepts=True)
+    for question in (Levels(("age",)), ColumnNames(), Digest(), Moments()):
+        asked = {**greeting, "payload": encode_question(question)}
+        assert site.answer(question.name, asked) == {"error": "cannot answer; its own log says why"}
+        assert site.problem.startswith("PolicyRefusal: the server asks for")
+    said = site.answer("everything", {**greeting, "payload": b""})["error"]
+    assert said.startswith("MalformedMessage: question 'everything': is not known here")
 
 
 def test_what_is_wrong_at_a_site_is_said(server, folder):
@@ -299,6 +315,22 @@ def test_a_quarantined_site_comes_back_only_when_somebody_says_so():
     board.readmitted(0)
     assert not board.away
     assert 0 in board.idle
+
+
+@pytest.mark.filterwarnings("ignore:weight 0 is")
+def test_status_says_who_was_quarantined_by_limits_and_why(server):
+    """As the journal has it, where nothing else is known of the run."""
+    folder = read_server(server)
+    huge = Chaos(corrupt={0: lambda update: replace(update, change=update.change**1e9)})
+    settings = replace(folder.settings, engine=huge, schedule=Sequential(passes=8), damping=1.0)
+    pt.fit(folder.recipe.model, [(X, Y), (X, Y)], settings, names=folder.sites, run_dir=folder.run)
+    shown = CliRunner().invoke(app, ["status", str(server)]).output
+    assert "a: quarantined: its update goes too far" in shown
+    rows = {row["site"]: row for row in read_status(folder)["sites"]}
+    assert rows["a"]["barred"].startswith("quarantined: its update goes too far")
+    assert rows["b"]["barred"] is None
+    table = {row["site"]: row["status"] for row in tabulate_sites(read_status(folder))}
+    assert table == {"a": "quarantined", "b": "away"}
 
 
 def test_one_process_at_a_time(tmp_path):

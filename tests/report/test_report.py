@@ -27,7 +27,7 @@ from partita.models import prior_of
 from partita.report import Chart, Curve, Report, write_report
 from partita.report.charts import COLOURS, ON_DARK, bars
 from partita.report.follower import Follower, Sample
-from partita.report.live import served
+from partita.report.live import serve_page as served
 from partita.report.measures import Measures, calibration, read_measures, write_measures
 from partita.report.page import MOST_ROWS, columns, shown
 from partita.report.posterior import intervals

@@ -17,8 +17,9 @@ from partita.errors import (
 )
 from partita.families import Dirichlet, Gamma, Gaussian, MeanField
 from partita.families.cone import REACH
-from partita.server.ledger import Ledger, SharedLedger
+from partita.server.ledger import Ledger
 from partita.server.room import TOGETHER
+from partita.server.shared_ledger import SharedLedger
 from partita.wire.tasks import Update
 
 SITES = 4

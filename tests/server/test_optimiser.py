@@ -106,7 +106,7 @@ def test_settings_out_of_range_are_refused(settings):
 
 def test_full_gaussians_are_refused():
     X = np.random.default_rng(0).normal(size=(8, 2))
-    with pytest.raises(InputError, match="damping: Optimiser moves mean-field Gaussians, not a Gaussian"):
+    with pytest.raises(InputError, match="damping: Optimiser: needs a mean-field Gaussian, not a Gaussian"):
         pt.fit(pt.models.LogisticRegression(features=2), [(X, (X[:, 0] > 0) * 1.0)], damping=Optimiser())
 
 

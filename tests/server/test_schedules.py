@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 import partita as pt
 from partita.errors import InputError
 from partita.families import MeanField
+from partita.server.flights import Flight
 from partita.server.rules import Auto, Fixed, FreeEnergy, Proposal, Setup, as_damping
 from partita.server.schedules import (
     REGISTRY,
@@ -46,12 +47,12 @@ def fit(schedule, seed=0, **settings):
 
 def send(board, sites):
     """Hand out tasks, as the loop does."""
-    board.flights.depart([Task(site, board.version, PRIOR, PRIOR, {}) for site in sites])
+    board.flights.update({site: Flight(Task(site, board.version, PRIOR, PRIOR, {})) for site in sites})
     board.sent(sites)
 
 
 def take_back(board, site, change):
-    board.flights.land([site])
+    del board.flights[site]
     board.returned([site], board.version + 1, change)
 
 

@@ -1,7 +1,9 @@
 """Questions and answers: every one as bytes and back, bounded, and refused where bytes are not what they should be."""
 
 import os
+import sys
 import traceback
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,9 @@ from numpy.testing import assert_array_equal
 import partita as pt
 from partita.engines import InProcess
 from partita.errors import EngineError, InputError, MalformedMessage, ShardError
+from partita.fitting import prepare
 from partita.models import prior_of
+from partita.server.settings import Settings
 from partita.wire import questions as q
 from partita.wire.codec import (
     decode_answer,
@@ -218,3 +222,64 @@ def test_an_engine_says_what_it_needs_before_it_can_ask():
         engine.ask(q.Layout())
     (answer,) = engine.ask(q.Moments()).values()
     assert answer.count == 3
+
+
+class Fleet:
+    """A federation's grid with two sites that can work, of which the second tears its answers, or both refuse."""
+
+    def __init__(self):
+        self.sent, self.refuses = {}, False
+
+    def get_nodes(self):
+        return [SimpleNamespace(name=name, node_id=number) for number, name in enumerate(("north", "south"), 1)]
+
+    def push_messages(self, messages):
+        numbers = [f"{len(self.sent) + i}" for i in range(len(messages))]
+        self.sent.update(zip(numbers, messages, strict=True))
+        return numbers
+
+    def pull_messages(self, numbers):
+        return [
+            SimpleNamespace(
+                metadata=SimpleNamespace(reply_to_message_id=number),
+                has_content=lambda: True,
+                has_error=lambda: False,
+                content={q.RECORD: self.answer(**self.sent[number])},
+            )
+            for number in numbers
+        ]
+
+    def answer(self, kind, site):
+        if kind == "query.about":
+            return {"payload": np.float64(20).tobytes()}
+        if self.refuses:
+            return {"error": "cannot answer"}
+        answer = encode_answer(q.Levels, q.LevelsAnswer((), 20, 0))
+        return {"payload": answer if site == 1 else answer[:-4]}
+
+
+def test_a_federation_says_who_does_not_answer_a_question(monkeypatch):
+    """And counts on it all the same."""
+
+    def message(content, dst_node_id, message_type, ttl):
+        return {"kind": message_type, "site": dst_node_id}
+
+    monkeypatch.setitem(sys.modules, "flwr", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "flwr.app", SimpleNamespace(ConfigRecord=dict, RecordDict=dict, Message=message))
+    fleet = Fleet()
+    engine = pt.engines.Flower(fleet, poll=0.01)
+    run, shards = prepare(
+        pt.models.LinearRegression(features=1, noise=1.0), ["north", "south"], Settings(engine=engine)
+    )
+    engine.open(run.job(), shards)
+    # What tells sites apart is known without asking them.
+    assert [answer.digest for answer in engine.ask(q.Digest()).values()] == ["north", "south"]
+    fleet.refuses = True
+    with pytest.raises(EngineError, match="'levels' was refused: site north: cannot answer; site south: cannot answer"):
+        engine.ask(q.Levels(("age",)))
+    fleet.refuses = False
+    words = "site south: the answer to the question 'levels' could not be decoded .* compare Partita versions"
+    with pytest.raises(EngineError, match=words):
+        engine.ask(q.Levels(("age",)))
+    assert all(peer.can_work for peer in engine.peers)
+    engine.close()

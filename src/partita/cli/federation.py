@@ -12,7 +12,7 @@ from partita.cli.options import Quiet
 federation = typer.Typer()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")]
-SiteName = Annotated[str, typer.Argument(metavar="SITE")]
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="The site's name, as in federation.toml.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Metrics = Annotated[
     int | None, typer.Option(metavar="PORT", help="Prometheus metrics at http://127.0.0.1:PORT/metrics.")

@@ -108,7 +108,7 @@ def watch(
     """Look at a run while it goes on: its report, live, in a browser on this machine or here."""
     from partita.foundation.plain import to_json
     from partita.launch import follow_run
-    from partita.report.live import served
+    from partita.report.live import serve_page
     from partita.report.terminal import watch as watch_here
 
     follower = follow_run(folder)
@@ -118,7 +118,7 @@ def watch(
         if terminal:
             watch_here(follower)
             return
-        with served(follower, port) as url:
+        with serve_page(follower, port) as url:
             words = f"{folder}: {url} (only from this machine; Ctrl-C ends watching, not the run)"
             typer.echo(to_json({"event": "watching", "run": str(folder), "url": url}) if json else words)
             sys.stdout.flush()

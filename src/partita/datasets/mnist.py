@@ -1,8 +1,6 @@
 """MNIST as the file mnist.npz: where it is looked for, its download, and its check."""
 
 import hashlib
-import os
-import tempfile
 import urllib.request
 import zipfile
 import zlib
@@ -13,7 +11,7 @@ import numpy as np
 
 from partita.datasets.places import Data, Folder, Split, cache_folder, find_file
 from partita.errors import InputError
-from partita.foundation.files import check_size
+from partita.foundation.files import check_size, replace_file
 
 FILE = "mnist.npz"
 SOURCE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
@@ -62,22 +60,9 @@ def _download(target: Path) -> None:
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise InputError(f"{FILE}: the download is not the published file, its SHA-256 differs: try again, or {advice}")
     try:
-        _write(target, content)
+        replace_file(target, content)
     except OSError as error:
         raise InputError(f"{target}: cannot be written ({error.strerror}): {advice}") from None
-
-
-def _write(target: Path, content: bytes) -> None:
-    """All of it or nothing."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _part(path: Path, arrays: dict[str, np.ndarray], part: str) -> Data:

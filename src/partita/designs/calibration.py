@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partita.designs.design import Design, random_of_site
+from partita.metrics import sum_bins
 
 LEVELS = (0.5, 0.8, 0.95)
 # Bins of confidence for the calibration error, and of probability for the curve.
@@ -25,17 +26,19 @@ class Draws(NamedTuple):
 def predict_observations(design: Design, draws: Draws, X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
     beta, others = draws
-    f = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
+    f: np.ndarray = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
     if "spread" in others:
         f = f + design.target_unit * others["spread"] * rng.normal(size=f.shape)
     if design.family == "bernoulli":
-        return 1 / (1 + np.exp(-f))
-    if design.family == "gaussian":
-        return f + design.target_unit * others["noise"] * rng.normal(size=f.shape)
-    rate = np.exp(np.minimum(f, 30.0))
-    if design.family == "negative binomial":
-        rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
-    return rng.poisson(rate)
+        f = 1 / (1 + np.exp(-f))
+    elif design.family == "gaussian":
+        f = f + design.target_unit * others["noise"] * rng.normal(size=f.shape)
+    else:
+        rate = np.exp(np.minimum(f, 30.0))
+        if design.family == "negative binomial":
+            rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
+        f = rng.poisson(rate)
+    return f
 
 
 def begin_random(seed: int, site: str) -> tuple[int, np.random.Generator]:
@@ -66,17 +69,16 @@ def sum_comparisons(design: Design, draws: Draws, X: np.ndarray, y: np.ndarray, 
 def _sum_classes(p: np.ndarray, y: np.ndarray) -> Sums:
     chosen = np.where(y == 1, p, 1 - p)
     confidence, right = np.maximum(p, 1 - p), (p > 0.5) == (y == 1)
-    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    bins = np.minimum((CURVE_BINS * p).astype(int), CURVE_BINS - 1)
+    by_confidence, by_probability = sum_bins(confidence, right, BINS), sum_bins(p, y, CURVE_BINS)
     return {
         "wrong": np.array([np.sum(~right)], float),
         "nll": np.array([np.sum(-np.log(np.maximum(chosen, np.finfo(float).tiny)))]),
-        "rows by confidence": np.bincount(place, minlength=BINS).astype(float),
-        "confidence": np.bincount(place, confidence, BINS),
-        "right": np.bincount(place, right, BINS),
-        "rows by probability": np.bincount(bins, minlength=CURVE_BINS).astype(float),
-        "predicted": np.bincount(bins, p, CURVE_BINS),
-        "observed": np.bincount(bins, y, CURVE_BINS),
+        "rows by confidence": by_confidence.rows.astype(float),
+        "confidence": by_confidence.claimed,
+        "right": by_confidence.found,
+        "rows by probability": by_probability.rows.astype(float),
+        "predicted": by_probability.claimed,
+        "observed": by_probability.found,
     }
 
 

@@ -11,7 +11,7 @@ from partita.foundation.moments import Moments, has_spread
 # The share of a column's variance that others leave open, below which it follows from them; and the share of a column
 # in a sum, below which it is none of the terms.
 LEFT_OPEN, TERM = 1e-10, 1e-6
-# Of more columns, products are not told: they would take as much memory as the posterior.
+# Products of more columns are not asked for: they would take as much memory as the posterior.
 MOST_COLUMNS = 2000
 NAMES_SHOWN, COLUMNS_SHOWN = 5, 3
 
@@ -60,7 +60,8 @@ def has_flat(moments: Moments) -> bool:
 def multiply_columns(rows: np.ndarray, used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """Products of some columns with each other, in these units around these middles, summed over rows."""
     Z = (rows[:, used] - centre) / unit
-    return Z.T @ Z
+    products: np.ndarray = Z.T @ Z
+    return products
 
 
 def describe_idle(idle: Idle, names: Sequence[str]) -> list[str]:
@@ -69,7 +70,7 @@ def describe_idle(idle: Idle, names: Sequence[str]) -> list[str]:
     if idle.flat:
         several = len(idle.flat) > 1
         its = "their coefficients" if several else "its coefficient"
-        what = f"columns {_listed(idle.flat, names)} are" if several else f"column {names[idle.flat[0]]!r} is"
+        what = f"columns {_list_names(idle.flat, names)} are" if several else f"column {names[idle.flat[0]]!r} is"
         words.append(
             f"{what} the same in all rows: data say nothing of {its}, which only "
             f"the prior tells: leave {'them' if several else 'it'} out"
@@ -77,18 +78,18 @@ def describe_idle(idle: Idle, names: Sequence[str]) -> list[str]:
     for column, terms in idle.following[:COLUMNS_SHOWN]:
         kind = "a multiple" if len(terms) == 1 else "a sum of multiples"
         words.append(
-            f"column {names[column]!r} is {kind} of {_listed(terms, names)} in all rows, but for a constant: data "
+            f"column {names[column]!r} is {kind} of {_list_names(terms, names)} in all rows, but for a constant: data "
             "cannot tell their coefficients apart, only the prior does: leave one of them out"
         )
     rest = [column for column, _ in idle.following[COLUMNS_SHOWN:]]
     if rest:
         words.append(
-            f"other columns follow from those before them in the same way, {_listed(rest, names)}: leave them out"
+            f"other columns follow from those before them in the same way, {_list_names(rest, names)}: leave them out"
         )
     return words
 
 
-def _listed(columns: Sequence[int], names: Sequence[str]) -> str:
+def _list_names(columns: Sequence[int], names: Sequence[str]) -> str:
     more = f" and {len(columns) - NAMES_SHOWN} more" if len(columns) > NAMES_SHOWN else ""
     return ", ".join(repr(names[column]) for column in columns[:NAMES_SHOWN]) + more
 

@@ -13,7 +13,6 @@ import numpy as np
 from partita.designs.columns import Column, make_example
 from partita.designs.language import Parsed
 from partita.errors import InputError, reason
-from partita.foundation.moments import Affine
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 COUNTS = ("poisson", "negative binomial")
@@ -82,10 +81,11 @@ class Design:
         )
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
-        return Affine(self.centre, self.unit).standardise(X)
+        scaled: np.ndarray = (X - self.centre) / self.unit
+        return scaled
 
     def targets(self, y: np.ndarray) -> np.ndarray:
-        return Affine(np.asarray(self.target_centre), np.asarray(self.target_unit)).standardise(y)
+        return (y - self.target_centre) / self.target_unit
 
     @property
     def target(self) -> str:

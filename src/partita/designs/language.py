@@ -13,8 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from partita.designs.syntax import (
+    CONSTANTS,
+    DEEPEST,
+    LARGEST_POWER,
+    check_power,
+    is_contrast,
+    is_elementwise,
+    is_literal,
+    is_text,
+    measure_depth,
+    read_literal,
+)
 from partita.errors import InputError
 from partita.foundation.checks import is_whole
 
@@ -22,8 +32,8 @@ from partita.foundation.checks import is_whole
 NAME = r"(`[^`]+`|[\w.]+)"
 RANDOM_INTERCEPT = re.compile(rf"\+?\s*\(\s*1\s*\|\s*{NAME}\s*\)")
 QUOTED = re.compile(r"""\bQ\(\s*(?:"([^"`]+)"|'([^'`]+)')\s*\)""")
-# Characters, terms, brackets within brackets, powers of numbers, and degrees of polynomials.
-LONGEST, MOST_TERMS, DEEPEST, LARGEST_POWER, LARGEST_DEGREE = 20_000, 10_000, 100, 1000, 50
+# The most characters, terms, and degrees of polynomials.
+LONGEST, MOST_TERMS, LARGEST_DEGREE = 20_000, 10_000, 50
 
 OPERATORS = ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod | ast.Pow | ast.BitAnd | ast.BitOr
 COMPARISONS = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
@@ -31,9 +41,7 @@ COMPARISONS = ast.Eq | ast.NotEq | ast.Lt | ast.LtE | ast.Gt | ast.GtE
 ELEMENTWISE = ("I", "log", "log10", "log2", "exp", "exp2")
 # Functions of numpy that are, though they are no ufuncs: how many arguments vary by row; all others are literals.
 OF_NUMPY = {"where": 3, "clip": 3, "round": 1, "around": 1, "digitize": 1, "interp": 1, "isin": 1, "sinc": 1}
-CONSTANTS = ("pi", "e", "inf")
 METHODS = ("abs", "between", "clip", "isin", "round")
-CONTRASTS = ("Treatment", "Poly", "Sum", "Helmert", "Diff")
 # Transforms that take nothing from the data once these arguments are numbers.
 TO_BE_GIVEN = {
     "bs": ("lower_bound", "upper_bound"),
@@ -59,7 +67,7 @@ class Parsed:
     targets: tuple[str, ...]
     inputs: tuple[str, ...]
     categorical: tuple[str, ...]
-    # Of each term of the right side, the columns that it has a coefficient for each level of, if they have levels.
+    # For each term of the right side, the columns whose levels have a coefficient each, if they have levels.
     expanded: tuple[tuple[str, ...], ...]
     group: str | None
 
@@ -201,7 +209,7 @@ class _Reading:
             node = ast.parse(sanitize_variable_names(expression, {}, self.aliases), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise InputError(f"formula: {expression!r} cannot be read") from None
-        if _depth(node) > DEEPEST:
+        if measure_depth(node) > DEEPEST:
             raise InputError(f"formula: {expression[:200]!r} is nested too deeply")
         self.value(node)
 
@@ -216,12 +224,12 @@ class _Reading:
                 self.value(inner)
             case ast.BinOp(left=left, op=operator, right=right) if isinstance(operator, OPERATORS):
                 if isinstance(operator, ast.Pow):
-                    _check_power(left, right)
+                    check_power(left, right)
                 self.value(left)
                 self.value(right)
             case ast.Compare(left=left, ops=[operator], comparators=[right]) if isinstance(operator, COMPARISONS):
                 for side in (left, right):
-                    if not _is_text(side):
+                    if not is_text(side):
                         self.value(side)
             case ast.Attribute(value=ast.Name(id="np"), attr=name) if name in CONSTANTS:
                 pass
@@ -238,7 +246,7 @@ class _Reading:
                 self.transform(name, node, arguments, keywords)
             case ast.Name(id=name) if name in ELEMENTWISE:
                 self.arguments(node, arguments, keywords, len(arguments))
-            case ast.Attribute(value=ast.Name(id="np"), attr=name) if name in OF_NUMPY or _is_elementwise(name):
+            case ast.Attribute(value=ast.Name(id="np"), attr=name) if name in OF_NUMPY or is_elementwise(name):
                 if name == "where" and len(arguments) != 3:
                     raise _refusal(node)
                 self.arguments(node, arguments, keywords, OF_NUMPY.get(name, len(arguments)))
@@ -257,7 +265,7 @@ class _Reading:
             if not (isinstance(argument, ast.Constant) and argument.value is None):
                 self.value(argument)
         for argument in (*arguments[by_row:], *(keyword.value for keyword in keywords)):
-            if not _is_literal(argument):
+            if not is_literal(argument):
                 raise _refusal(node)
         if any(keyword.arg in (None, "out", "where", "dtype") for keyword in keywords):
             raise _refusal(node)
@@ -272,7 +280,7 @@ class _Reading:
         self.names.add(name)
         self.categorical.add(name)
         for argument in (*arguments[1:], *(keyword.value for keyword in keywords)):
-            if not (_is_literal(argument) or _is_contrast(argument)):
+            if not (is_literal(argument) or is_contrast(argument)):
                 raise _refusal(node)
 
     def transform(self, name: str, node: ast.AST, arguments: list[ast.expr], keywords: list[ast.keyword]) -> None:
@@ -288,7 +296,7 @@ class _Reading:
             bound = inspect.signature(TRANSFORMS[name]).bind(*arguments, **named).arguments
         except TypeError as error:
             raise InputError(f"formula: {ast.unparse(node)}: {error}") from None
-        given = {key: _literal(argument) for key, argument in list(bound.items())[1:]}
+        given = {key: read_literal(argument) for key, argument in list(bound.items())[1:]}
         _check_given(name, node, given)
 
 
@@ -299,13 +307,13 @@ def _check_given(name: str, node: ast.AST, given: dict[str, Any]) -> None:
     # True asks for the data's own mean or deviation.
     open_ones = [key for key in TO_BE_GIVEN[name] if given.get(key) is None or (name != "poly" and given[key] is True)]
     if open_ones or given.get("df") is not None or isinstance(given.get("constraints"), str):
-        raise InputError(f"{shown}give {_wanted(name)}")
+        raise InputError(f"{shown}give {_say_wanted(name)}")
     degree = given.get("degree", 1)
     if not (is_whole(degree, 0) and degree <= LARGEST_DEGREE):
         raise InputError(f"formula: {ast.unparse(node)}: degree: expected a whole number of at most {LARGEST_DEGREE}")
 
 
-def _wanted(name: str) -> str:
+def _say_wanted(name: str) -> str:
     if name in ("scale", "standardize"):
         return f"{' and '.join(TO_BE_GIVEN[name])} as numbers, or {INSTEAD}"
     return "knots=[...], lower_bound=... and upper_bound=... as numbers, and no df or centring"
@@ -322,7 +330,7 @@ def _refusal(node: ast.AST) -> InputError:
             return InputError(f"formula: {shown} depends on all data, which nobody has: {INSTEAD}")
         case ast.Call(func=ast.Name(id="factor")):
             return InputError(f"formula: {shown}: levels are written as C(column)")
-        case ast.Call(func=ast.Name(id=name)) if name in OF_NUMPY or _is_elementwise(name):
+        case ast.Call(func=ast.Name(id=name)) if name in OF_NUMPY or is_elementwise(name):
             return InputError(f"formula: {shown}: write np.{name}")
         case ast.BinOp(op=ast.BitXor()):
             return InputError(f"formula: {shown}: write ** for powers")
@@ -340,63 +348,3 @@ def _refusal(node: ast.AST) -> InputError:
         "comparisons, log, exp, numpy's elementwise functions (np.sqrt, np.where, ...), C(), poly(raw=True), and bs() "
         "and cr() with knots and bounds"
     )
-
-
-def _is_elementwise(name: str) -> bool:
-    """Ufuncs are, but for those with a signature, such as matmul."""
-    function = getattr(np, name, None)
-    return isinstance(function, np.ufunc) and function.signature is None and function.nout == 1
-
-
-def _check_power(left: ast.AST, right: ast.AST) -> None:
-    """Powers of numbers with each other are worked out in whole numbers of any length."""
-    if _has_names(left) or _has_names(right):
-        return
-    for side in (left, right):
-        value = _literal(side)
-        if not isinstance(value, int | float) or abs(value) > LARGEST_POWER:
-            raise InputError(f"formula: {ast.unparse(left)[:50]}**{ast.unparse(right)[:50]}: write the number")
-
-
-def _has_names(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Name) for part in ast.walk(node))
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _is_literal(node: ast.AST) -> bool:
-    """Numbers, words, and lists of them."""
-    return _literal(node) is not None or (isinstance(node, ast.Constant) and node.value is None)
-
-
-def _literal(node: ast.AST) -> Any:
-    """What a literal says; None, if it is none."""
-    if isinstance(node, ast.Attribute) and ast.unparse(node) in [f"np.{name}" for name in CONSTANTS]:
-        return getattr(np, node.attr)
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError):
-        return None
-
-
-def _is_contrast(node: ast.AST) -> bool:
-    """contr.sum, contr.treatment("b"), Treatment("b")."""
-    match node:
-        case ast.Call(func=function, args=arguments, keywords=keywords):
-            values: Iterable[ast.AST] = (*arguments, *(keyword.value for keyword in keywords))
-            return _is_contrast(function) and all(map(_is_literal, values))
-        case ast.Attribute(value=ast.Name(id="contr"), attr=name):
-            return not name.startswith("_")
-        case ast.Name(id=name):
-            return name in CONTRASTS
-    return False
-
-
-def _depth(node: ast.AST) -> int:
-    """How many levels of brackets and operators there are, without recursion."""
-    level, depth = [node], 0
-    while level and depth <= DEEPEST:
-        level, depth = [child for one in level for child in ast.iter_child_nodes(one)], depth + 1
-    return depth

@@ -13,7 +13,7 @@ from partita.foundation.fields import anything, fields, flag, items, maybe, numb
 from partita.foundation.plain import Row, plain
 
 NUMBERS = ("target_centre", "target_unit", "prior_scale", "noise_scale")
-# Of a stored formula, which has been written out already: a term for each column at least.
+# The most terms of a stored formula, which has been written out already: at least one for each column.
 MOST_STORED = 2 * MOST_COLUMNS
 
 
@@ -70,7 +70,7 @@ STORED = fields({**dict.fromkeys(PARTS, anything), "sites": items(_site), "diges
 
 def pack_design(design: Design) -> Row:
     """A design as plain values."""
-    words = {
+    words: Row = {
         "formula": design.formula,
         "family": design.family,
         "group": design.group,
@@ -84,7 +84,8 @@ def pack_design(design: Design) -> Row:
         "mean_count": design.mean_count,
         **{name: getattr(design, name) for name in NUMBERS},
     }
-    return plain(words)
+    packed: Row = plain(words)
+    return packed
 
 
 def unpack_design(row: Any) -> Design:

@@ -14,25 +14,13 @@ from partita.foundation.checks import check_one_of, check_positive, import_extra
 from partita.foundation.text import MOST_REASON, clean
 from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
+from partita.wire import questions as q
 from partita.wire.codec import decode_answer, encode_question, largest_message
 from partita.wire.engine import address
 from partita.wire.job import Job
 from partita.wire.messages import Arrival, Compression, Notice, encode_task, largest
 from partita.wire.naming import SiteNames
-from partita.wire.questions import (
-    ANSWERS,
-    RECORD,
-    About,
-    AboutAnswer,
-    Answer,
-    ColumnNames,
-    ColumnNamesAnswer,
-    Digest,
-    DigestAnswer,
-    Evaluate,
-    EvaluateAnswer,
-    Question,
-)
+from partita.wire.questions import ANSWERS, RECORD, Answer, Question
 from partita.wire.tasks import Task, Update
 
 COMPARE = "compare Partita versions on both sides"
@@ -167,15 +155,17 @@ class Flower:
     def _assemble(self) -> None:
         """Wait for sites; the run needs some to begin with."""
         least, before = len(self.peers) if self.minimum is None else self.minimum, 0
-        while (there := sum(peer.ready for peer in self.peers)) < len(self.peers):
-            if there > before:
+        while (ready_count := sum(peer.ready for peer in self.peers)) < len(self.peers):
+            if ready_count > before:
                 self._heard = time.monotonic()
-            before = there
-            if there >= least and time.monotonic() - self._opened > self.gather:
+            before = ready_count
+            if ready_count >= least and time.monotonic() - self._opened > self.gather:
                 break
             if time.monotonic() - self._heard > self.patience:
                 missing = ", ".join(f"{peer.name} ({peer.problem})" for peer in self.peers if not peer.ready)
-                raise Stalled(f"only {there} of at least {least} sites came within {self.patience:g} s: {missing}")
+                raise Stalled(
+                    f"only {ready_count} of at least {least} sites came within {self.patience:g} s: {missing}"
+                )
             self._look()
             time.sleep(self.poll)
         self._heard = time.monotonic()
@@ -219,7 +209,7 @@ class Flower:
             if number:
                 self._asked[number] = asked
             else:
-                self._failed(asked, "Flower did not take the message")
+                self._note_failure(asked, "Flower did not take the message")
 
     def collect(self) -> list[Arrival]:
         while True:
@@ -246,11 +236,11 @@ class Flower:
         for reply in self._replies(now):
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is not None:
-                self._answered(asked, reply)
+                self._read_reply(asked, reply)
         for number, asked in list(self._asked.items()):
             if now - asked.since > self.timeout:
                 del self._asked[number]
-                self._failed(asked, f"did not answer within {self.timeout:g} s")
+                self._note_failure(asked, f"did not answer within {self.timeout:g} s")
 
     def _replies(self, now: float) -> list[Any]:
         """What has come. Each site's is fetched by itself: Flower waits for the rest of an answer that has begun to
@@ -292,7 +282,9 @@ class Flower:
             raise error
         for number in numbers:
             if (asked := self._asked.pop(number, None)) is not None:
-                self._failed(asked, f"the answer to {asked.words} is no message: {type(error).__name__}; {COMPARE}")
+                self._note_failure(
+                    asked, f"the answer to {asked.words} is no message: {type(error).__name__}; {COMPARE}"
+                )
 
     def _greet(self) -> None:
         """Ask those who are connected, and have not said that they can work, how they are."""
@@ -306,11 +298,11 @@ class Flower:
                 if peer.ready and site not in busy:
                     peer.lost("is not connected")
             elif not peer.ready and site not in busy and time.monotonic() >= peer.not_before:
-                wanted.append((Asked(site, About(), time.monotonic()), b""))
+                wanted.append((Asked(site, q.About(), time.monotonic()), b""))
         self._push(wanted)
 
-    def _failed(self, asked: Asked, problem: str) -> None:
-        if not isinstance(asked.content, Task | About | Evaluate):
+    def _note_failure(self, asked: Asked, problem: str) -> None:
+        if not isinstance(asked.content, Task | q.About | q.Evaluate):
             # A site that does not answer a question can work all the same.
             self._refusals[asked.site] = problem
             return
@@ -318,20 +310,20 @@ class Flower:
         if asked.kind == "refine":
             self._miss(asked.site)
 
-    def _answered(self, asked: Asked, reply: Any) -> None:
+    def _read_reply(self, asked: Asked, reply: Any) -> None:
         peer = self.peers[asked.site]
         if reply.has_error():
-            self._failed(asked, f"Flower says: {reply.error.reason or reply.error.code}")
+            self._note_failure(asked, f"Flower says: {reply.error.reason or reply.error.code}")
             return
         peer.last_seen = time.time()
         record = reply.content.get(RECORD, {}) if reply.has_content() else {}
         payload = record.get("payload")
         if "error" in record:
-            self._failed(asked, str(record["error"]))
+            self._note_failure(asked, str(record["error"]))
         elif not isinstance(payload, bytes):
-            self._failed(asked, f"the answer to {asked.words} has no payload: {COMPARE}")
+            self._note_failure(asked, f"the answer to {asked.words} has no payload: {COMPARE}")
         elif len(payload) > self._largest(asked):
-            self._failed(asked, f"the answer to {asked.words} is too long, {len(payload)} bytes: {COMPARE}")
+            self._note_failure(asked, f"the answer to {asked.words} is too long, {len(payload)} bytes: {COMPARE}")
         else:
             peer.bytes_up += len(payload)
             self._take(asked, peer, payload)
@@ -356,19 +348,19 @@ class Flower:
         try:
             answer = decode_answer(type(asked.content), payload, self._like)
         except MalformedMessage as error:
-            self._failed(asked, f"the answer to {asked.words} could not be decoded ({error}): {COMPARE}")
+            self._note_failure(asked, f"the answer to {asked.words} could not be decoded ({error}): {COMPARE}")
             return
-        if isinstance(answer, AboutAnswer):
-            self._greeted(asked, peer, answer)
-        elif isinstance(answer, EvaluateAnswer) and not np.isfinite(answer.value):
-            self._failed(asked, "the log likelihood that it answered is not finite")
+        if isinstance(answer, q.AboutAnswer):
+            self._welcome(asked, peer, answer)
+        elif isinstance(answer, q.EvaluateAnswer) and not np.isfinite(answer.value):
+            self._note_failure(asked, "the log likelihood that it answered is not finite")
         else:
             self._heard = time.monotonic()
             self._answers[asked.site] = answer
 
-    def _greeted(self, asked: Asked, peer: Peer, answer: AboutAnswer) -> None:
+    def _welcome(self, asked: Asked, peer: Peer, answer: q.AboutAnswer) -> None:
         if not answer.rows >= 1:
-            self._failed(asked, f"it said that it has {answer.rows:g} rows: {COMPARE}")
+            self._note_failure(asked, f"it said that it has {answer.rows:g} rows: {COMPARE}")
             return
         peer.ready, peer.problem, peer.rows, peer.wait = True, "", int(min(answer.rows, 2**53)), FIRST_WAIT
         if peer.missed:
@@ -379,10 +371,10 @@ class Flower:
         asked = address(question, len(self.peers))
         kind = type(next(iter(asked.values())))
         # A federation's recipe names columns; and data may be added to where they are, so that names tell sites apart.
-        if kind is ColumnNames:
-            return dict.fromkeys(asked, ColumnNamesAnswer(None))
-        if kind is Digest:
-            return {site: DigestAnswer(self.peers[site].name) for site in asked}
+        if kind is q.ColumnNames:
+            return dict.fromkeys(asked, q.ColumnNamesAnswer(None))
+        if kind is q.Digest:
+            return {site: q.DigestAnswer(self.peers[site].name) for site in asked}
         self._answers, self._refusals, now = {}, {}, time.monotonic()
         ready = {site: one for site, one in asked.items() if self.peers[site].can_work}
         self._push([(Asked(site, one, now), encode_question(one)) for site, one in ready.items()])

@@ -235,13 +235,13 @@ class Ray:
             if self._notices:
                 notices, self._notices = self._notices, []
                 return notices
-            arrivals = self._arrived()
+            arrivals = self._take_arrivals()
             if arrivals:
                 self._heard = time.monotonic()
                 return arrivals
             self._check_time()
 
-    def _arrived(self) -> list[Arrival]:
+    def _take_arrivals(self) -> list[Arrival]:
         if not self._calls:
             raise Stalled("Ray: nobody is working, and nobody can be asked: all actors died too often")
         ready, _ = self._ray.wait(list(self._calls), timeout=min(1.0, self.timeout / 4))

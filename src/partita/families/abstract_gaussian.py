@@ -10,6 +10,7 @@ import numpy as np
 from partita.families.base import Family, Substitution
 from partita.families.marginals import Marginals
 from partita.foundation.runtime import Array, in_own_precision, same_structure
+from partita.foundation.shapes import Inputs, Matrix, Moments, PerRow, Points, Predictors, Vector
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -22,9 +23,9 @@ class GaussianView(Protocol):
 
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any: ...
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]: ...
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]: ...
 
-    def place(self, points: Array) -> Array: ...
+    def place(self, points: Points) -> Points: ...
 
 
 class AbstractGaussian(Family):
@@ -60,7 +61,7 @@ class AbstractGaussian(Family):
 
     @property
     @abstractmethod
-    def covariance(self) -> Array:
+    def covariance(self) -> Matrix:
         """The dense matrix, over all coordinates in order."""
 
     @property
@@ -86,15 +87,15 @@ class AbstractGaussian(Family):
         """A Gaussian of this structure with these means and standard deviations, its coordinates independent."""
 
     @abstractmethod
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         """Mean and variance of the linear predictors Xθ, row by row of X."""
 
     @abstractmethod
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         """From points with mean zero and covariance one, [n, size], to points with the moments of this density."""
 
     @abstractmethod
-    def quadratic(self, gradient: Array, hessian: Array) -> Self:
+    def quadratic(self, gradient: Vector, hessian: Matrix) -> Self:
         """The factor that a log likelihood with these expected gradients and Hessians stands for.
 
         It is the gradient of E[log p] in the mean parameters (Bonnet, 1964; Price, 1958): precision -H, and precision
@@ -102,16 +103,16 @@ class AbstractGaussian(Family):
         """
 
     @abstractmethod
-    def quadratic_of_slopes(self, points: Array, slopes: Array) -> Self:
+    def quadratic_of_slopes(self, points: Inputs, slopes: Inputs) -> Self:
         """The same from gradients at placed points: E[H] = E[∇ log p (θ - m)ᵀ] V⁻¹ (Stein, 1981)."""
 
-    def quadratic_along(self, X: Array, slope: Array, curvature: Array) -> Self:
+    def quadratic_along(self, X: Inputs, slope: PerRow, curvature: PerRow) -> Self:
         """The factor exp(Σ_n g_n f_n - ½ h_n f_n²) of the linear predictors f = Xθ; where `is_full`."""
         what = "a Gaussian with a full covariance"
         raise self._lacks("quadratic_along", what, lambda family: family.is_full)
 
     @abstractmethod
-    def matched_along(self, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Self:
+    def matched_along(self, x: Vector, before: Moments, after: Moments) -> Self:
         """The nearest density to this one times a function of xᵀθ, by moments.
 
         Args:

@@ -16,13 +16,14 @@ from partita.errors import FamilyMismatch, MissingCapability
 from partita.families.cone import Cone, is_inside
 from partita.families.marginals import Marginals
 from partita.foundation.runtime import Array, in_own_precision, ravel, same_structure, stack_trees
+from partita.foundation.shapes import Scalar
 
 if TYPE_CHECKING:
     from partita.families.abstract_gaussian import AbstractGaussian
     from partita.families.mean_field import MeanField
 
 
-def inner(natural: Any, mean: Any) -> Array:
+def inner(natural: Any, mean: Any) -> Scalar:
     """⟨η, μ⟩, summed over all leaves."""
     pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
     return sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
@@ -168,7 +169,7 @@ class Family(Tree):
         return jax.tree.map(operator.sub, self, stack).project()
 
     @abstractmethod
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         """A(η) = log ∫ exp(⟨η, T(θ)⟩) dθ."""
 
     @abstractmethod
@@ -221,22 +222,22 @@ class Family(Tree):
         return 0.0
 
     @in_own_precision
-    def log_prob(self, params: Any) -> Array:
+    def log_prob(self, params: Any) -> Scalar:
         """log q(θ) of the normalised density."""
         return inner(self, self.statistics(params)) + self.log_carrier(params) - self.log_partition()
 
     @in_own_precision
-    def expected_log(self, factor: Self) -> Array:
+    def expected_log(self, factor: Self) -> Scalar:
         """E_q[log t(θ)] = ⟨η_t, μ_q⟩ for an unnormalised factor t."""
         return inner(factor, self.mean())
 
     @in_own_precision
-    def entropy(self) -> Array:
+    def entropy(self) -> Scalar:
         """H[q] = A(η) - ⟨η, μ⟩ - E[log carrier]."""
         return self.log_partition() - inner(self, self.mean()) - self.expected_log_carrier()
 
     @in_own_precision
-    def kl(self, other: Self) -> Array:
+    def kl(self, other: Self) -> Scalar:
         """KL(q ‖ p) = ⟨η_q - η_p, μ_q⟩ - A(η_q) + A(η_p)."""
         return inner(self / other, self.mean()) - self.log_partition() + other.log_partition()
 

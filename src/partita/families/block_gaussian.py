@@ -16,6 +16,7 @@ from partita.families.cone import Cone
 from partita.families.gaussian import Gaussian, GaussianMean
 from partita.families.marginals import Marginals
 from partita.foundation.runtime import Array, as_array, in_own_precision, outer
+from partita.foundation.shapes import Inputs, Matrix, Moments, Points, Predictors, Scalar, Vector
 
 
 def _split(array: Array, sizes: Sequence[int]) -> list[Array]:
@@ -44,21 +45,21 @@ class BlockGaussianMean(Tree):
         """θ = m + L ε with L Lᵀ = V, block by block; differentiable in both."""
         return self.place(standard_noise(key, shape, self.location))
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         return _moments_along(self.blocks, X)
 
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         return _place(self.blocks, points)
 
 
-def _moments_along(blocks: Sequence[GaussianView], X: Array) -> tuple[Array, Array]:
+def _moments_along(blocks: Sequence[GaussianView], X: Inputs) -> tuple[Predictors, Predictors]:
     """Sums over blocks, because they are independent."""
     pieces = _split(X, [block.location.shape[-1] for block in blocks])
     moments = [block.moments_along(piece) for block, piece in zip(blocks, pieces, strict=True)]
     return reduce(operator.add, (m for m, _ in moments)), reduce(operator.add, (v for _, v in moments))
 
 
-def _place(blocks: Sequence[GaussianView], points: Array) -> Array:
+def _place(blocks: Sequence[GaussianView], points: Points) -> Points:
     pieces = _split(points, [block.location.shape[-1] for block in blocks])
     return _together([block.place(piece) for block, piece in zip(blocks, pieces, strict=True)])
 
@@ -114,28 +115,28 @@ class BlockGaussian(AbstractGaussian):
 
     @property
     @in_own_precision
-    def location(self) -> Array:
+    def location(self) -> Vector:
         return _together([block.location for block in self.blocks])
 
     @property
     @in_own_precision
-    def variance(self) -> Array:
+    def variance(self) -> Vector:
         return _together([block.variance for block in self.blocks])
 
     @property
     @in_own_precision
-    def covariance(self) -> Array:
+    def covariance(self) -> Matrix:
         return jax.scipy.linalg.block_diag(*(block.covariance for block in self.blocks))
 
-    def around(self, location: Array, scale: Array) -> Self:
+    def around(self, location: Vector, scale: Vector) -> Self:
         return self._each(lambda block, m, s: block.around(m, s), location, scale)
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return sum(block.log_partition() for block in self.blocks)
 
     @in_own_precision
-    def statistics(self, params: Array) -> BlockGaussianMean:
+    def statistics(self, params: Vector) -> BlockGaussianMean:
         pieces = _split(params, self.sizes)
         return BlockGaussianMean(params, tuple(-0.5 * outer(piece, piece) for piece in pieces))
 
@@ -155,22 +156,22 @@ class BlockGaussian(AbstractGaussian):
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Array:
         return self.mean().sample(key, shape)
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         return _moments_along(self.blocks, X)
 
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         return _place(self.blocks, points)
 
-    def quadratic(self, gradient: Array, hessian: Array) -> Self:
+    def quadratic(self, gradient: Vector, hessian: Matrix) -> Self:
         ends = np.cumsum(self.sizes)
         matrices = [hessian[end - size : end, end - size : end] for end, size in zip(ends, self.sizes, strict=True)]
         pieces = zip(self.blocks, _split(gradient, self.sizes), matrices, strict=True)
         return self.of([block.quadratic(g, H) for block, g, H in pieces])
 
-    def quadratic_of_slopes(self, points: Array, slopes: Array) -> Self:
+    def quadratic_of_slopes(self, points: Inputs, slopes: Inputs) -> Self:
         return self._each(lambda block, *pieces: block.quadratic_of_slopes(*pieces), points, slopes)
 
-    def matched_along(self, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Self:
+    def matched_along(self, x: Vector, before: Moments, after: Moments) -> Self:
         """m + Vx Δm/v and V + Vx xᵀV Δv/v², of which the blocks are kept."""
         (m, v), (tilted_m, tilted_v) = before, after
 

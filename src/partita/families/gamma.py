@@ -9,6 +9,7 @@ from jax.scipy.special import digamma, gammaln, polygamma
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.foundation.runtime import Array, as_array, in_own_precision
+from partita.foundation.shapes import Scalar
 
 # How far the recurrence of ψ goes before its series is good.
 SHIFT = 8
@@ -64,7 +65,7 @@ class Gamma(Family):
         return self.shape_minus_one + 1
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return jnp.sum(gammaln(self.shape) - self.shape * jnp.log(self.rate))
 
     @in_own_precision

@@ -13,9 +13,10 @@ from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
 from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced, outer
+from partita.foundation.shapes import Inputs, Matrix, Moments, PerRow, Points, Predictors, Scalar, Vector
 
 
-def inverse_of(matrix: Array) -> Array:
+def inverse_of(matrix: Matrix) -> Matrix:
     """The inverse of a positive definite matrix; may be traced."""
     L = jnp.linalg.cholesky(matrix)
     return cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
@@ -28,7 +29,7 @@ class GaussianMean(Tree):
     minus_half_second_moment: Array
 
     @property
-    def covariance(self) -> Array:
+    def covariance(self) -> Matrix:
         S = self.minus_half_second_moment
         return -(S + S.T) - outer(self.location, self.location)
 
@@ -37,11 +38,11 @@ class GaussianMean(Tree):
         noise = standard_noise(key, shape, self.location)
         return self.location + noise @ jnp.linalg.cholesky(self.covariance).T
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         """Mean and variance of Xθ."""
         return X @ self.location, jnp.sum((X @ self.covariance) * X, axis=-1)
 
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         return _placed(self.location, self.covariance, points)
 
 
@@ -60,19 +61,19 @@ class Gaussian(AbstractGaussian):
     Mean = GaussianMean
 
     @classmethod
-    def independent(cls, location: Array, precision: Array) -> Self:
+    def independent(cls, location: Vector, precision: Vector) -> Self:
         """From means and precisions of single coordinates."""
         return cls(precision * location, jnp.diag(precision))
 
     @classmethod
-    def from_moments(cls, location: Array, covariance: Array) -> Self:
+    def from_moments(cls, location: Vector, covariance: Matrix) -> Self:
         """From the mean and the covariance."""
         inverse = inverse_of if is_traced(covariance) else np.linalg.inv
         precision = inverse(as_array(covariance))
         precision = 0.5 * (precision + precision.T)
         return cls(precision @ as_array(location), precision)
 
-    def around(self, location: Array, scale: Array) -> Self:
+    def around(self, location: Vector, scale: Vector) -> Self:
         xp = jnp if is_traced((location, scale)) else np
         return type(self).from_moments(location, xp.diag(scale**2))
 
@@ -81,30 +82,30 @@ class Gaussian(AbstractGaussian):
 
     @property
     @in_own_precision
-    def location(self) -> Array:
+    def location(self) -> Vector:
         """The mean."""
         return cho_solve((self._cholesky(), True), self.precision_times_location)
 
     @property
     @in_own_precision
-    def covariance(self) -> Array:
+    def covariance(self) -> Matrix:
         """The inverse of the precision."""
         L = self._cholesky()
         return cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
 
     @property
     @in_own_precision
-    def variance(self) -> Array:
+    def variance(self) -> Vector:
         return jnp.diag(self.covariance)
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         L = self._cholesky()
         half = solve_triangular(L, self.precision_times_location, lower=True)  # L⁻¹ Λm
         return 0.5 * (half @ half + len(half) * LOG_2PI) - jnp.sum(jnp.log(jnp.diag(L)))
 
     @in_own_precision
-    def statistics(self, params: Array) -> GaussianMean:
+    def statistics(self, params: Vector) -> GaussianMean:
         return GaussianMean(params, -0.5 * outer(params, params))
 
     @in_own_precision
@@ -124,18 +125,18 @@ class Gaussian(AbstractGaussian):
         """The same draws as from the mean parameters, so that both are one function of the density."""
         return self.mean().sample(key, shape)
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         """Mean and variance of Xθ."""
         half = solve_triangular(self._cholesky(), X.T, lower=True)  # L⁻¹ Xᵀ
         return X @ self.location, jnp.sum(half**2, axis=0)
 
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         return _placed(self.location, self.covariance, points)
 
-    def quadratic(self, gradient: Array, hessian: Array) -> Self:
+    def quadratic(self, gradient: Vector, hessian: Matrix) -> Self:
         return type(self)(gradient - hessian @ self.location, -0.5 * (hessian + hessian.T))
 
-    def quadratic_of_slopes(self, points: Array, slopes: Array) -> Self:
+    def quadratic_of_slopes(self, points: Inputs, slopes: Inputs) -> Self:
         m, gradient = self.location, jnp.mean(slopes, axis=0)
         # The points' deviations add up to zero but for rounding, which a steep mean slope would make large.
         H = (slopes - gradient).T @ (points - m) @ self.precision / len(points)
@@ -144,10 +145,10 @@ class Gaussian(AbstractGaussian):
         H = jnp.where(seen & seen[:, None], 0.5 * (H + H.T), 0)
         return type(self)(gradient - H @ m, -H)
 
-    def quadratic_along(self, X: Array, slope: Array, curvature: Array) -> Self:
+    def quadratic_along(self, X: Inputs, slope: PerRow, curvature: PerRow) -> Self:
         return type(self)(X.T @ slope, (X.T * curvature) @ X)
 
-    def matched_along(self, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Self:
+    def matched_along(self, x: Vector, before: Moments, after: Moments) -> Self:
         (m, v), (tilted_m, tilted_v) = before, after
         precision = 1 / tilted_v - 1 / v
         return self * type(self)((tilted_m / tilted_v - m / v) * x, precision * outer(x, x))

@@ -10,6 +10,7 @@ from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.families.product import FAMILY_OF
 from partita.foundation.runtime import Array, in_own_precision
+from partita.foundation.shapes import Scalar
 
 
 class IndependentMean(Tree):
@@ -41,7 +42,7 @@ class Independent(Family):
 
     # One after the other: batched factorisations are slow, and can deadlock, on few cores.
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return jnp.sum(jax.lax.map(lambda density: density.log_partition(), self.each))
 
     @in_own_precision

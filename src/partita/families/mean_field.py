@@ -13,6 +13,7 @@ from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
 from partita.foundation.runtime import Array, as_array, cheap_normal, in_own_precision, ravel, same_structure
+from partita.foundation.shapes import Inputs, Matrix, Moments, Points, Predictors, Scalar, Vector
 
 LARGEST_DENSE = 10_000
 
@@ -46,12 +47,12 @@ def _diagonal_sample(location: Any, variance: Any, key: Array, shape: tuple[int,
     return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, noise)
 
 
-def _diagonal_moments_along(location: Array, variance: Array, X: Array) -> tuple[Array, Array]:
+def _diagonal_moments_along(location: Array, variance: Array, X: Inputs) -> tuple[Predictors, Predictors]:
     """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
     return X @ location.T, X**2 @ variance.T
 
 
-def _diagonal_place(location: Any, variance: Any, points: Array) -> Array:
+def _diagonal_place(location: Any, variance: Any, points: Points) -> Points:
     m, v = ravel(location)[0], ravel(variance)[0]
     return m + jnp.sqrt(v) * points
 
@@ -69,10 +70,10 @@ class MeanFieldMean(Tree):
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
         return _diagonal_sample(self.location, self.variance, key, shape)
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         return _diagonal_moments_along(self.location, self.variance, X)
 
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         return _diagonal_place(self.location, self.variance, points)
 
 
@@ -99,13 +100,13 @@ class MeanFieldMoments(Tree):
 
         return jax.tree.map(draw, self.location, self.log_scale, keys)
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         return _diagonal_moments_along(self.location, self.variance, X)
 
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         return _diagonal_place(self.location, self.variance, points)
 
-    def kl(self, other: "MeanField") -> Array:
+    def kl(self, other: "MeanField") -> Scalar:
         """KL(q ‖ p), with nothing of p to be differentiated."""
 
         def term(m: Array, r: Array, centre: Array, precision: Array) -> Array:
@@ -169,7 +170,7 @@ class MeanField(AbstractGaussian):
 
     @property
     @in_own_precision
-    def covariance(self) -> Array:
+    def covariance(self) -> Matrix:
         """The dense matrix, over all coordinates in order; for a small number of them."""
         variance = ravel(self.variance)[0]
         if variance.size > LARGEST_DENSE:
@@ -177,7 +178,7 @@ class MeanField(AbstractGaussian):
         return jnp.diag(variance)
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         def term(h, p):
             return 0.5 * jnp.sum(h**2 / p - jnp.log(p) + LOG_2PI)
 
@@ -201,10 +202,10 @@ class MeanField(AbstractGaussian):
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
         return _diagonal_sample(self.location, self.variance, key, shape)
 
-    def moments_along(self, X: Array) -> tuple[Array, Array]:
+    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         return _diagonal_moments_along(self.location, self.variance, X)
 
-    def place(self, points: Array) -> Array:
+    def place(self, points: Points) -> Points:
         return _diagonal_place(self.location, self.variance, points)
 
     def marginals(self, T: np.ndarray) -> Marginals:
@@ -227,20 +228,20 @@ class MeanField(AbstractGaussian):
         constant = float(new.shift @ (h + moved)) / 2
         return type(self)(unravel(diagonal * moved), unravel(diagonal**2 * p)), constant
 
-    def quadratic(self, gradient: Array, hessian: Array) -> Self:
+    def quadratic(self, gradient: Vector, hessian: Matrix) -> Self:
         return self._with_curvature(gradient, jnp.diag(hessian))
 
-    def quadratic_of_slopes(self, points: Array, slopes: Array) -> Self:
+    def quadratic_of_slopes(self, points: Inputs, slopes: Inputs) -> Self:
         m, gradient = ravel(self.location)[0], jnp.mean(slopes, axis=0)
         # The points' deviations add up to zero but for rounding, which a steep mean slope would make large.
         curvature = jnp.mean((slopes - gradient) * (points - m), axis=0) / ravel(self.variance)[0]
         return self._with_curvature(gradient, curvature)
 
-    def _with_curvature(self, gradient: Array, curvature: Array) -> Self:
+    def _with_curvature(self, gradient: Vector, curvature: Vector) -> Self:
         m, whole = ravel(self.location)
         return type(self)(whole(gradient - curvature * m), whole(-curvature))
 
-    def matched_along(self, x: Array, before: tuple[Array, Array], after: tuple[Array, Array]) -> Self:
+    def matched_along(self, x: Vector, before: Moments, after: Moments) -> Self:
         (m, v), (tilted_m, tilted_v) = before, after
         along = self.variance * x
         variance = self.variance + along**2 * (tilted_v - v) / v**2

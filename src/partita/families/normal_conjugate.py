@@ -16,6 +16,7 @@ from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.families.gamma import shape_from_gap
 from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced, outer
+from partita.foundation.shapes import Scalar
 
 
 def bordered(matrix: Array, border: Array, corner: Array) -> Array:
@@ -101,7 +102,7 @@ class NormalGamma(Family):
         return jnp.linalg.cholesky(self.precision)
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         a = self.shape
         d = self.precision_times_location.size
         return 0.5 * (d * LOG_2PI - _log_det(self._cholesky())) + gammaln(a) - a * jnp.log(self.rate)
@@ -220,7 +221,7 @@ class NormalWishart(Family):
         return self.scatter - self.strength * m[:, None] * m[None, :]
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         d, nu = self.strength_times_location.size, self.degrees
         log_det = _log_det(jnp.linalg.cholesky(self.inverse_scale))
         normal = 0.5 * d * (LOG_2PI - jnp.log(self.strength))

@@ -8,6 +8,7 @@ import jax
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.foundation.runtime import Array, in_own_precision
+from partita.foundation.shapes import Scalar
 
 
 class ProductMean(Tree):
@@ -30,7 +31,7 @@ class Product(Family):
     Mean = ProductMean
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return sum(part.log_partition() for part in self.parts.values())
 
     @in_own_precision

@@ -10,6 +10,7 @@ from jax.scipy.special import digamma, gammaln, polygamma
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
 from partita.foundation.runtime import Array, as_array, in_own_precision
+from partita.foundation.shapes import Scalar
 
 
 def concentration_from_mean(expected_log: Array) -> Array:
@@ -52,7 +53,7 @@ class Dirichlet(Family):
         return self.concentration_minus_one + 1
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return jnp.sum(gammaln(self.concentration)) - jnp.sum(gammaln(jnp.sum(self.concentration, axis=-1)))
 
     @in_own_precision
@@ -115,7 +116,7 @@ class Beta(Family):
         return self.beta_minus_one + 1
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return gammaln(self.alpha) + gammaln(self.beta) - gammaln(self.alpha + self.beta)
 
     @in_own_precision
@@ -164,7 +165,7 @@ class Categorical(Family):
         return cls(np.log(as_array(probabilities)))
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return jax.nn.logsumexp(jnp.asarray(self.logits))
 
     @in_own_precision

@@ -22,6 +22,7 @@ from partita.families.cone import Cone
 from partita.families.marginals import Marginals
 from partita.families.normal_conjugate import NormalGammaParams, bordered, from_lower_free, lower_free
 from partita.foundation.runtime import Array, as_array, in_own_precision, outer
+from partita.foundation.shapes import Scalar
 
 # Points of the trapezoidal rule; how often it closes in on where the density is; how far below its largest value, in
 # nats, the density is left out.
@@ -143,7 +144,7 @@ class WeightsAndNoise(Family):
         return u, weights / total, largest + jnp.log(total * (u[1] - u[0]))
 
     @in_own_precision
-    def log_partition(self) -> Array:
+    def log_partition(self) -> Scalar:
         return _log_partition(self)
 
     @in_own_precision

@@ -63,7 +63,7 @@ class Control:
         from flwr.supercore.error import ApiErrorCode
 
         key = read_public_key(self._folder.public_key(site), "PEM")
-        with _explained(f"site {site}", ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE):
+        with _explain_errors(f"site {site}", ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE):
             self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
 
     def start_run(self, attempt: str) -> None:
@@ -80,22 +80,22 @@ class Control:
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto(parse_config_args([settings])),
         )
-        with _explained("the run"):
+        with _explain_errors("the run"):
             self._client.StartRun(request)
 
 
 @contextmanager
-def _explained(what: str, but: int | None = None) -> Iterator[None]:
-    """What Flower says is wrong, as an error of ours; but for one thing that is not."""
+def _explain_errors(what: str, expected_code: int | None = None) -> Iterator[None]:
+    """Turn what Flower says is wrong into an error of ours; the expected code is no error."""
     import httpx
     from flwr.supercore.error import FlowerError
 
     try:
         yield
     except httpx.HTTPStatusError as error:
-        told = FlowerError.from_json(error.response.text)
-        if told is None or told.code != but:
-            words = error if told is None else f"{told.message} {told.public_details or ''}".strip()
+        problem = FlowerError.from_json(error.response.text)
+        if problem is None or problem.code != expected_code:
+            words = error if problem is None else f"{problem.message} {problem.public_details or ''}".strip()
             raise EngineError(f"Flower's SuperLink does not take {what}: {words}") from None
     except httpx.HTTPError as error:
         raise EngineError(f"Flower's SuperLink does not answer: {error}") from None

@@ -45,7 +45,7 @@ CONTROL, RUNTIME = "/v1/control/", "/v1/runtime/"
 HERE = "127.0.0.1"
 # The most bytes of a request that has no answer in it.
 LARGEST_HEAD = 2**20
-# Of a number of bytes.
+# Digits of a request's length.
 MOST_DIGITS = 15
 
 
@@ -203,7 +203,7 @@ def flower_app(folder: ServerFolder) -> Any:
     return create_app(config, SuperLinkLifespan)
 
 
-def gated(folder: ServerFolder, port: int) -> Gate:
+def build_gate(folder: ServerFolder, port: int) -> Gate:
     """Flower's app behind the doors of a server's folder."""
     token = operator_token(read_key(folder.keys / "secret"))
     keys = frozenset(read_public_key(folder.public_key(site)) for site in folder.sites)
@@ -211,7 +211,7 @@ def gated(folder: ServerFolder, port: int) -> Gate:
     return Gate(flower_app(folder), port, token, keys, largest(prior_of(model, model.hyper)))
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
@@ -225,7 +225,7 @@ def main() -> None:
 
     folder, port = read_server(Path(sys.argv[1])), int(sys.argv[2])
     config = uvicorn.Config(
-        gated(folder, port),
+        build_gate(folder, port),
         ssl_certfile=str(folder.keys / "server.pem"),
         ssl_keyfile=str(folder.keys / "server.key"),
         log_config=get_uvicorn_log_config(console_handler.level),
@@ -236,7 +236,7 @@ def main() -> None:
         # Longer than sites wait between looks: a request must not meet a connection that is being closed.
         timeout_keep_alive=75,
     )
-    uvicorn.Server(config).run(sockets=[_bound(*split_address(folder.server.address)), _bound(HERE, port)])
+    uvicorn.Server(config).run(sockets=[_listen(*split_address(folder.server.address)), _listen(HERE, port)])
 
 
 if __name__ == "__main__":

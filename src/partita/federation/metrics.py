@@ -57,7 +57,8 @@ class StateCollector:
 def format_metrics(state: Row) -> str:
     """The state in Prometheus' text format."""
     client = import_extra("prometheus_client", "prometheus-client", "flower")
-    return client.generate_latest(StateCollector(state)).decode()
+    text: bytes = client.generate_latest(StateCollector(state))
+    return text.decode()
 
 
 def serve_metrics(folder: ServerFolder, port: int) -> LoopbackServer:

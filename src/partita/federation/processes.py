@@ -49,7 +49,7 @@ class Children:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         }
         self._commands: dict[str, Sequence[str]] = {}
-        self._running: dict[str, subprocess.Popen] = {}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._began: dict[str, list[float]] = {}
         # Where in its log each one's own words begin.
         self._from: dict[str, int] = {}
@@ -72,10 +72,11 @@ class Children:
                 start_new_session=True,
             )
 
-    def ended(self) -> list[str]:
+    def find_ended(self) -> list[str]:
+        """Names of processes that have ended."""
         return [name for name, process in self._running.items() if process.poll() is not None]
 
-    def again(self, name: str) -> None:
+    def restart(self, name: str) -> None:
         """Start one anew that has ended; not for ever."""
         recent = [began for began in self._began[name] if time.monotonic() - began < WINDOW]
         if len(recent) > RESTARTS:
@@ -151,8 +152,8 @@ def _keep_app_running(
         watch(state if is_ours else _as_starting(state))
         if is_ours and state["state"] in ENDED:
             return state
-        for name in children.ended():
-            children.again(name)
+        for name in children.find_ended():
+            children.restart(name)
         if lock_holder(folder.run / "server.lock") is not None:
             seen = time.monotonic()
         elif time.monotonic() - seen > WITHOUT_APP:
@@ -173,7 +174,7 @@ def _start_link(folder: ServerFolder, children: Children, port: int, is_ending: 
     here, authority = f"{HERE}:{port}", folder.keys / "ca.crt"
     until = time.monotonic() + START
     while not is_server_up(here, authority):
-        if children.ended() or time.monotonic() > until:
+        if children.find_ended() or time.monotonic() > until:
             raise EngineError(f"Flower's SuperLink does not start: {children.last_words('superlink')}")
         if pause(0.2, is_ending):
             return False
@@ -202,7 +203,7 @@ def stop(path: Path) -> int | None:
             until = time.monotonic() + 2 * END
             while lock_holder(path / "run" / name) == number:
                 if time.monotonic() > until:
-                    raise EngineError(f"{path}: process {number} does not end")
+                    raise EngineError(f"{path}: process {number} does not end: wait, or end it with kill -9 {number}")
                 time.sleep(0.2)
             return number
     return None

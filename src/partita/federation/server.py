@@ -8,7 +8,7 @@ from typing import Any
 from partita.engines.flower import Flower, Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, read_server
-from partita.federation.state import Requests, State, about, write_state
+from partita.federation.state import Requests, State, describe_peer, write_state
 from partita.fitting import fit
 from partita.foundation.keys import canonical_key, read_public_key
 from partita.foundation.locks import hold_lock, lock_holder
@@ -36,13 +36,13 @@ class Reporter:
         """Called by the engine at every look."""
         # Without an attempt, somebody has started Flower's commands by hand.
         if self._attempt and lock_holder(self._folder.run / "serve.lock") is None:
-            raise EngineError("`partita serve` is not there any more")
+            raise EngineError("`partita serve`, which started this run, has ended: go on with `partita resume`")
         self._peers = peers
         for peer in peers:
             if self._problems.get(peer.name) != peer.problem:
                 self._problems[peer.name] = peer.problem
                 level = self._log.warning if peer.problem else self._log.info
-                level("site" if peer.problem else "site is ready", extra={"row": about(peer)})
+                level("site" if peer.problem else "site is ready", extra={"row": describe_peer(peer)})
         self.write()
 
     def __call__(self, event: Event) -> None:
@@ -54,8 +54,8 @@ class Reporter:
             self._sites[work.site] = {"staleness": work.staleness, "accepted": event.accepted, "seconds": work.seconds}
         if not event.replayed:
             names = [self._folder.sites[site] for site in event.sites]
-            told = {"names": names, "refused": event.refused, "problems": event.problems}
-            self._log.info("fold", extra={"row": {**row, **told}})
+            about = {"names": names, "refused": event.refused, "problems": event.problems}
+            self._log.info("fold", extra={"row": {**row, **about}})
         self.write()
 
     def end(self, state: State, reason: str = "") -> None:
@@ -64,7 +64,7 @@ class Reporter:
         self.write(reason)
 
     def write(self, reason: str = "") -> None:
-        sites = [{**about(peer), **self._sites[site]} for site, peer in enumerate(self._peers)]
+        sites = [{**describe_peer(peer), **self._sites[site]} for site, peer in enumerate(self._peers)]
         row = {"attempt": self._attempt, "state": self._state, "reason": reason, **self._row, "sites": sites}
         write_state(self._folder, row)
 

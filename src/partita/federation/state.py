@@ -48,7 +48,7 @@ def write_state(folder: ServerFolder, row: Row) -> None:
     replace_file(folder.run / "state.json", to_json({"time": time.time(), **row}).encode())
 
 
-def about(peer: Peer) -> Row:
+def describe_peer(peer: Peer) -> Row:
     """What is known of a site, to be shown."""
     return {
         "site": peer.name,
@@ -70,7 +70,11 @@ def read_state(folder: ServerFolder) -> Row:
     path = folder.run / "state.json"
     if not path.exists():
         state = "waiting for sites" if serving else "not started"
-        return {"state": state, "serving": serving is not None, "sites": [about(Peer(name)) for name in folder.sites]}
+        return {
+            "state": state,
+            "serving": serving is not None,
+            "sites": [describe_peer(Peer(name)) for name in folder.sites],
+        }
     try:
         row = read_json(path)
         STATE(row, "state")
@@ -79,7 +83,7 @@ def read_state(folder: ServerFolder) -> Row:
         raise CorruptStorage(f"{path}: {error}: it can be deleted, nothing is lost with it") from None
     if serving is None and row["state"] not in ENDED:
         row["state"] = "stopped"
-    sites = [{**about(Peer(site["site"])), **site} for site in row["sites"]]
+    sites = [{**describe_peer(Peer(site["site"])), **site} for site in row["sites"]]
     return {**clean_values({**row, "sites": sites}), "serving": serving is not None}
 
 

@@ -56,5 +56,5 @@ def _tabulate_site(row: Row) -> Row:
 
 def _status_word(row: Row) -> str:
     if row["barred"]:
-        return row["barred"].partition(":")[0]
+        return str(row["barred"]).partition(":")[0]
     return "ready" if row["ready"] else "connected" if row["connected"] else "away"

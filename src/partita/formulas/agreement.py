@@ -29,7 +29,7 @@ class Agreement:
     counts: Mapping[str, Counts]
     digest: str
     largest_group: int
-    # Of each column, whether it is 0 or 1 in all rows.
+    # Whether each column is 0 or 1 in all rows.
     two_valued: tuple[bool, ...]
 
     @property
@@ -67,11 +67,11 @@ def agree(
 
 
 def _merge_columns(silos: Silos, answers: Sequence[LevelsAnswer]) -> dict[str, Column]:
-    told = {
+    columns_by_site = {
         name: {column.name: column for column in answer.columns}
         for name, answer in zip(silos.sources, answers, strict=True)
     }
-    return agree_on_columns(told)
+    return agree_on_columns(columns_by_site)
 
 
 def _agree_on_units(
@@ -90,7 +90,9 @@ def _agree_on_units(
         deviation, target_deviation = np.hypot(mean, deviation), np.hypot(target_mean, target_deviation)
 
     def ask_products(used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
-        return sum(answer.products for answer in silos.ask(Products(used, centre, unit, reading)))
+        products = [answer.products for answer in silos.ask(Products(used, centre, unit, reading))]
+        total: np.ndarray = np.sum(products, axis=0)
+        return total
 
     advice += _advise_on_groups(design.group, silos, levels)
     advice += describe_idle(find_idle(inputs, ask_products, design.intercept), design.names)
@@ -109,7 +111,7 @@ def _agree_on_units(
 
 
 def _merge_moments(answers: Sequence[MomentsAnswer]) -> tuple[Moments, Moments]:
-    """Of the columns and of the target, over the rows of all sites."""
+    """Moments of the columns and of the target, over the rows of all sites."""
     inputs, target = Moments(), Moments()
     for answer in answers:
         inputs = inputs.with_others(Moments(answer.count, answer.mean, answer.total))

@@ -13,7 +13,8 @@ from partita.designs.design import FAMILIES as FAMILIES
 from partita.designs.design import Design, choose_family
 from partita.designs.saving import pack_stored
 from partita.errors import InputError
-from partita.families import Family, Gaussian
+from partita.families import Family
+from partita.families.gaussian import Gaussian
 from partita.families.weights_and_noise import DEGREES
 from partita.fitting import make_run, run_to_end
 from partita.formulas.agreement import Agreement, agree
@@ -48,7 +49,7 @@ def regress(
     noise_scale: float = 1.0,
     held_out: float = 0.0,
     weights: str | None = None,
-    run_dir: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
@@ -111,7 +112,7 @@ def _run(
     silos: Silos,
     agreement: Agreement,
     settings: Settings,
-    run_dir: str | os.PathLike | None,
+    run_dir: str | os.PathLike[str] | None,
     resume: bool,
     callbacks: Sequence[Callback],
 ) -> Result:
@@ -180,7 +181,8 @@ def _model(design: Design) -> AbstractModel:
     if design.family == "gaussian":
         plain, scales = {"gaussian": LinearRegression}, {**scales, "noise_scale": design.noise_scale}
     if not grouped and design.family in plain and (features or design.intercept):
-        return plain[design.family](features=features, intercept=design.intercept, **scales)
+        model: AbstractModel = plain[design.family](features=features, intercept=design.intercept, **scales)
+        return model
     program = _program(design.family, design.intercept, grouped, **scales)
     return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)
 
@@ -195,9 +197,9 @@ def rebuild_model(design: Design) -> AbstractModel:
 
 def _start(design: Design, model: AbstractModel) -> Family | None:
     """Where the model starts; for counts with an intercept that gives their mean, because exponentials are steep."""
-    start: Any = model.start
     if design.mean_count is None or not design.intercept:
-        return start
+        return model.start
+    start: Any = model.start
     location = np.array(start.location)
     places = {latent.name: latent.start for latent in getattr(getattr(model, "layout", None), "latents", ())}
     location[places.get("intercept", -1)] = np.log(max(design.mean_count, 0.1))

@@ -14,7 +14,7 @@ from partita.result import Result
 POINTS, SPREADS = 40, 64
 
 
-def expected(design: Design, result: Result, means: Mapping[str, float], X: np.ndarray) -> np.ndarray:
+def expect_observations(design: Design, result: Result, means: Mapping[str, float], X: np.ndarray) -> np.ndarray:
     """The expected observation of each row: averaged over the posterior, and over groups that are new.
 
     Args:
@@ -24,25 +24,28 @@ def expected(design: Design, result: Result, means: Mapping[str, float], X: np.n
         X: rows, as the formula reads them.
     """
     slopes = np.array([means[name] for name in design.names])
-    f = (X - design.centre) @ slopes + (design.centre @ slopes + means.get("Intercept", 0.0))
+    f: np.ndarray = (X - design.centre) @ slopes + (design.centre @ slopes + means.get("Intercept", 0.0))
     if design.family == "gaussian":
         return f
     variance = _variance(design, result, X)[:, None] + _group_variances(result)
     if design.family == "bernoulli":
         nodes, weights = hermite(POINTS)
         points = f[:, None, None] + np.sqrt(variance)[..., None] * nodes
-        return (expit(points) @ weights).mean(axis=1)
-    return np.exp(f[:, None] + variance / 2).mean(axis=1)
+        mean: np.ndarray = (expit(points) @ weights).mean(axis=1)
+    else:
+        mean = np.exp(f[:, None] + variance / 2).mean(axis=1)
+    return mean
 
 
 def _variance(design: Design, result: Result, X: np.ndarray) -> np.ndarray:
-    """Of the linear predictor: in the units of the run, where nothing cancels."""
+    """The variance of the linear predictor, in the units of the run, where nothing cancels."""
     posterior: Any = result.posterior
     Z = design.inputs(X)
     if design.intercept:
         Z = np.column_stack([Z, np.ones(len(Z))])
     size = Z.shape[1]
-    return np.sum((Z @ np.asarray(posterior.covariance)[:size, :size]) * Z, axis=1)
+    variance: np.ndarray = np.sum((Z @ np.asarray(posterior.covariance)[:size, :size]) * Z, axis=1)
+    return variance
 
 
 def _group_variances(result: Result) -> np.ndarray:

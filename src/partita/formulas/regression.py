@@ -22,7 +22,7 @@ from partita.errors import InputError, RunMismatch
 from partita.exchange import CHAINS, imported
 from partita.families.marginals import Marginals
 from partita.formulas.agreement import check_unchanged
-from partita.formulas.prediction import expected
+from partita.formulas.prediction import expect_observations
 from partita.formulas.silos import Silos
 from partita.foundation.checks import check_count, is_number
 from partita.foundation.text import clean
@@ -49,7 +49,7 @@ class Regression:
     silos: Silos | None
     counts: Mapping[str, Counts]
     digest: str
-    # Of each column, whether it is 0 or 1 in all rows; not known from a file.
+    # Whether each column is 0 or 1 in all rows; that is not known from a file.
     two_valued: tuple[bool, ...] = ()
 
     @property
@@ -91,7 +91,7 @@ class Regression:
         """
         X, whole = read_inputs(self.design, table)
         means = {row["name"]: row["mean"] for row in self.coefficients()}
-        return _placed(expected(self.design, self.result, means, X), whole)
+        return _put_in_place(expect_observations(self.design, self.result, means, X), whole)
 
     def predict_interval(self, table: Any, level: float = 0.95, draws: int = 10_000, seed: int = 0) -> np.ndarray:
         """Between which values each row's observation is believed to be, low and high in two columns.
@@ -110,14 +110,14 @@ class Regression:
 
         pieces = (predict(X[start : start + at_once]) for start in range(0, len(X), at_once))
         found = [np.quantile(piece, [tail, 1 - tail], axis=0).T for piece in pieces]
-        return _placed(np.concatenate([np.empty((0, 2)), *found]), whole)
+        return _put_in_place(np.concatenate([np.empty((0, 2)), *found]), whole)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, complete or not at all, without data; `Regression.load` reads it."""
         self.result.save(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> Self:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """What `save` wrote: it predicts, but for calibration the data would be needed."""
         from partita.formulas.fitting import rebuild_model
 
@@ -144,7 +144,7 @@ class Regression:
 
     @cached_property
     def _coefficients(self) -> Marginals:
-        """Of the coefficients in the units of the data, the intercept last."""
+        """What is believed of the coefficients in the units of the data, the intercept last."""
         T, shift = self._transform
         return self._read.marginals(T).shifted(shift)
 
@@ -166,7 +166,7 @@ class Regression:
             low, high = lows[i], highs[i]
             row = {"name": names[i], "mean": mean[i], "sd": deviation[i], "low": low, "high": high}
             if ratio:
-                # Of columns in tiny units, ratios are beyond all numbers.
+                # Ratios of columns in tiny units are beyond all numbers.
                 with np.errstate(over="ignore"):
                     row |= {ratio: np.exp(mean[i]), "ratio low": np.exp(low), "ratio high": np.exp(high)}
             rows.append(row)
@@ -195,7 +195,7 @@ class Regression:
         return imported().from_dict(posterior=by_name)
 
     def contributions(self) -> list[dict[str, Any]]:
-        """Of each site: rows, groups, rows left out, and how far the posterior would be without it, in nats."""
+        """Each site's rows, groups, rows left out, and how far the posterior would be without it, in nats."""
         nats = self.result.contributions()
         return [
             {
@@ -242,7 +242,7 @@ class Regression:
         return Draws(weights @ T.T + shift, {name: values[:, None] for name, values in others.items()})
 
 
-def _placed(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _put_in_place(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Values of whole rows in their places, nan in those of the others."""
     found = np.full((len(whole), *values.shape[1:]), np.nan)
     found[whole] = values

@@ -12,7 +12,7 @@ from safetensors import numpy as safetensors
 
 from partita.errors import CorruptStorage, PartitaError, RunMismatch, StorageError, reason
 from partita.foundation.digests import content_digest
-from partita.foundation.files import check_size, replace_file
+from partita.foundation.files import StrPath, check_size, replace_file
 from partita.foundation.foreign import parse_object
 from partita.foundation.plain import Row
 from partita.foundation.text import clean
@@ -24,7 +24,7 @@ MOST_RESULT = 100_000_000_000
 MOST_ARRAYS = 20_000
 
 
-def write_text(path: str | os.PathLike, text: str) -> Path:
+def write_text(path: StrPath, text: str) -> Path:
     """A file that can be written again at any time: it has this text, or what it had before."""
     try:
         return replace_file(path, text.encode())
@@ -32,7 +32,7 @@ def write_text(path: str | os.PathLike, text: str) -> Path:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
-def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row) -> None:
+def write_arrays(path: StrPath, arrays: dict[str, np.ndarray], about: Row) -> None:
     """One safetensors file, complete or not there at all."""
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)
@@ -43,7 +43,7 @@ def write_arrays(path: str | os.PathLike, arrays: dict[str, np.ndarray], about: 
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
-def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
+def read_arrays(path: StrPath) -> tuple[dict[str, np.ndarray], Row]:
     """What `write_arrays` wrote, or an error that says what is wrong with it."""
     from safetensors import safe_open
 
@@ -72,14 +72,14 @@ def read_arrays(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], Row]:
     return arrays, about
 
 
-def check_finite(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
+def check_finite(path: StrPath, arrays: dict[str, np.ndarray]) -> None:
     """That no number of a density is missing or beyond all."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise CorruptStorage(f"{path}: {name}: has numbers that are not finite")
 
 
-def _read_about(path: str | os.PathLike, text: str) -> Row:
+def _read_about(path: StrPath, text: str) -> Row:
     try:
         return parse_object(text)
     except ValueError as error:
@@ -87,7 +87,7 @@ def _read_about(path: str | os.PathLike, text: str) -> Row:
 
 
 @contextmanager
-def doubted(path: str | os.PathLike) -> Iterator[None]:
+def doubted(path: StrPath) -> Iterator[None]:
     """Whatever goes wrong while a file is made sense of is said of the file: it may be anybody's."""
     try:
         yield

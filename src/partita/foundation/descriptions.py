@@ -59,29 +59,29 @@ def _describe_callable(value: Any, seen: frozenset[int]) -> Any:
     return [value.__qualname__, *(describe(part, seen) for part in parts)]
 
 
-def differences(there: Any, here: Any) -> str:
+def differences(stored: Any, current: Any) -> str:
     """Where two descriptions differ, in words; what is long is cut.
 
     >>> differences({"solver": {"steps": 30}, "seed": 0}, {"solver": {"steps": 20}, "seed": 0})
     'solver.steps (30 there, 20 here)'
     """
     found = []
-    for place, one, other in _unlike(there, here, ""):
+    for place, one, other in _unlike(stored, current, ""):
         found.append(f"{clean(place)} ({_short(one)} there, {_short(other)} here)")
         if len(found) > MOST_TOLD:
             return ", ".join([*found[:MOST_TOLD], "…"])
     return ", ".join(found)
 
 
-def _unlike(there: Any, here: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in [*there, *(key for key in here if key not in there)]:
-            yield from _unlike(there.get(key), here.get(key), f"{place}.{key}" if place else str(key))
-    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        for number, (one, other) in enumerate(zip(there, here, strict=True)):
+def _unlike(stored: Any, current: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(stored, dict) and isinstance(current, dict):
+        for key in [*stored, *(key for key in current if key not in stored)]:
+            yield from _unlike(stored.get(key), current.get(key), f"{place}.{key}" if place else str(key))
+    elif isinstance(stored, list) and isinstance(current, list) and len(stored) == len(current):
+        for number, (one, other) in enumerate(zip(stored, current, strict=True)):
             yield from _unlike(one, other, f"{place}[{number}]")
-    elif there != here:
-        yield place, there, here
+    elif stored != current:
+        yield place, stored, current
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def content_digest(arrays: Mapping[str, np.ndarray], text: str) -> str:
-    """Of arrays and what is said about them."""
+    """The digest of arrays and of a text about them."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())

@@ -15,7 +15,7 @@ from typing import Any
 from partita.foundation.text import clean
 
 Check = Callable[[Any, str], None]
-# Of whole numbers, so that they fit into 64 bits; and characters of a text.
+# The largest whole number, so that they fit into 64 bits; and the most characters of a text.
 LARGEST, LONGEST = 2**63 - 1, 100_000
 
 

@@ -13,17 +13,18 @@ from typing import Any
 
 from partita.foundation.foreign import parse_object
 
-# For the owner alone, whatever the umask.
+StrPath = str | os.PathLike[str]
+# Permissions for the owner alone, whatever the umask.
 FOLDER, FILE = 0o700, 0o600
 # Bytes of what people write by hand, of what a run writes about itself, and of a table.
 MOST_SETTINGS, MOST_NOTES, MOST_TABLE = 1_000_000, 20_000_000, 10_000_000_000
-# Of a line of a table.
+# Bytes of a line of a table.
 MOST_LINE = 16_000_000
-# Of a journal's database; large updates are beside it.
+# Bytes of a journal's database; large updates are beside it.
 MOST_JOURNAL = 1_000_000_000_000
 
 
-def make_folder(path: str | os.PathLike) -> Path:
+def make_folder(path: StrPath) -> Path:
     """A folder that only its owner can look into, with all that it lies in; one that is there stays as it is."""
     folder = Path(path)
     missing = []
@@ -35,7 +36,7 @@ def make_folder(path: str | os.PathLike) -> Path:
     return Path(path)
 
 
-def open_private(path: str | os.PathLike, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+def open_private(path: StrPath, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """A file of our own, for its owner alone; refused, if it is a link, somebody else's, or has other names."""
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, FILE)
@@ -52,14 +53,14 @@ def open_private(path: str | os.PathLike, flags: int = os.O_RDWR | os.O_CREAT) -
     return handle
 
 
-def check_private(path: str | os.PathLike) -> None:
+def check_private(path: StrPath) -> None:
     """The same of a file that somebody else's code will open by its name, if it is there."""
     with suppress(FileNotFoundError):
         if not _is_private(os.lstat(path), path):
             os.chmod(path, FILE)
 
 
-def _is_private(status: os.stat_result, path: str | os.PathLike) -> bool:
+def _is_private(status: os.stat_result, path: StrPath) -> bool:
     """Whether a file of our own is for its owner alone; an error, if it is not our own."""
     if not stat.S_ISREG(status.st_mode):
         raise _no_file(path)
@@ -68,12 +69,18 @@ def _is_private(status: os.stat_result, path: str | os.PathLike) -> bool:
     return stat.S_IMODE(status.st_mode) == FILE
 
 
-def _no_file(path: str | os.PathLike) -> OSError:
+def _no_file(path: StrPath) -> OSError:
     return OSError(errno.EINVAL, "is a link, or something else that is no file: delete it", str(path))
 
 
-def replace_file(path: str | os.PathLike, data: bytes, durable: bool = False) -> Path:
-    """The file has these bytes, or what it had before. A link is replaced, not followed."""
+def replace_file(path: StrPath, data: bytes, durable: bool = False) -> Path:
+    """The file has these bytes, or what it had before. A link is replaced, not followed.
+
+    Args:
+        path: of the file; its folder is made, if it is not there.
+        data: all that the file is to hold.
+        durable: wait until file and name are on disk.
+    """
     target = Path(path)
     make_folder(target.parent)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -87,26 +94,37 @@ def replace_file(path: str | os.PathLike, data: bytes, durable: bool = False) ->
     except BaseException:
         os.unlink(temporary)
         raise
+    if durable:
+        sync_folder(target.parent)
     return target
 
 
-def check_size(path: str | os.PathLike, most: int) -> None:
+def sync_folder(folder: StrPath) -> None:
+    """Wait until the names of the files in a folder are on disk, as their contents may be."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_size(path: StrPath, most: int) -> None:
     """That a file is one, and not larger than this: before somebody else's reader is let at it."""
-    _checked(os.stat(path), most)
+    _check_status(os.stat(path), most)
 
 
-def read_file(path: str | os.PathLike, most: int) -> bytes:
+def read_file(path: StrPath, most: int) -> bytes:
     """All of a file that has at most so many bytes; never of a pipe or a device, where reading may not end."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        size = _checked(os.fstat(handle), most)
+        size = _check_status(os.fstat(handle), most)
         with os.fdopen(handle, "rb", closefd=False) as stream:
             return stream.read(size)
     finally:
         os.close(handle)
 
 
-def check_lines(path: str | os.PathLike, most: int = MOST_LINE) -> None:
+def check_lines(path: StrPath, most: int = MOST_LINE) -> None:
     """That a text has lines, which a reader takes into memory whole: every part of this size has to end one."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -117,12 +135,12 @@ def check_lines(path: str | os.PathLike, most: int = MOST_LINE) -> None:
         os.close(handle)
 
 
-def read_json(path: str | os.PathLike, most: int = MOST_NOTES) -> dict[str, Any]:
+def read_json(path: StrPath, most: int = MOST_NOTES) -> dict[str, Any]:
     """A JSON object from a file that has at most so many bytes; a ValueError, if there is something else in it."""
     return parse_object(read_file(path, most))
 
 
-def is_file(path: str | os.PathLike) -> bool:
+def is_file(path: StrPath) -> bool:
     """Whether there is one; a name that none can have is no error."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
@@ -130,7 +148,7 @@ def is_file(path: str | os.PathLike) -> bool:
         return False
 
 
-def _checked(status: os.stat_result, most: int) -> int:
+def _check_status(status: os.stat_result, most: int) -> int:
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):

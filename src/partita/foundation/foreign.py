@@ -94,7 +94,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"has {name}, which is no JSON")
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("says two things under one key")
@@ -102,5 +102,5 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unrepeated, parse_int=_whole, parse_float=_finite, parse_constant=_no_constant
+    object_pairs_hook=_refuse_repeated, parse_int=_whole, parse_float=_finite, parse_constant=_no_constant
 )

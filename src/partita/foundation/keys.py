@@ -102,7 +102,7 @@ def _encodings() -> Any:
 def _private(key: Any, form: str) -> bytes:
     from cryptography.hazmat.primitives.serialization import NoEncryption, PrivateFormat
 
-    return key.private_bytes(_encodings().PEM, getattr(PrivateFormat, form), NoEncryption())
+    return bytes(key.private_bytes(_encodings().PEM, getattr(PrivateFormat, form), NoEncryption()))
 
 
 def _name(common: str) -> Any:

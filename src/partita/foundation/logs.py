@@ -28,7 +28,7 @@ def open_log(folder: Path, name: str) -> logging.Logger:
 
 
 class _PrivateLog(logging.handlers.RotatingFileHandler):
-    """For its owner alone, and never through a link."""
+    """A log that only its owner can read, and that is never written through a link."""
 
     def _open(self) -> TextIO:  # type: ignore[override]
         handle = open_private(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -55,7 +55,7 @@ class LoopbackHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Not a line on standard error for every request."""
+        """Write nothing: a line on standard error for every request helps nobody."""
 
 
 class LoopbackServer(ThreadingHTTPServer):
@@ -70,7 +70,7 @@ class LoopbackServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, port: int, handler: type[LoopbackHandler]):
-        # In the order in which they came, and whether their request has come.
+        # Connections in the order in which they came, and whether their request has come.
         self._open: dict[socket.socket, bool] = {}
         self._lock = threading.Lock()
         super().__init__((ADDRESS, port), handler)

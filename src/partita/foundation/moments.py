@@ -63,13 +63,13 @@ class Moments:
 
     @classmethod
     def of(cls, rows: np.ndarray, weights: np.ndarray) -> "Moments":
-        """Of rows that count for so much each, of which one at least counts for something."""
+        """The moments of rows that count for so much each, of which one at least counts for something."""
         mean = np.average(rows, axis=0, weights=weights)
         return cls(float(weights.sum()), mean, weights @ (rows - mean) ** 2)
 
     @classmethod
     def checked(cls, count: Any, mean: Any, total: Any, size: int | None = None) -> "Moments":
-        """From a file: of so many columns, if that is known."""
+        """Moments from a file, checked; they are of so many columns, if that is known."""
         number(0)(count, "count")
         mean, total = np.asarray(mean, float), np.asarray(total, float)
         if mean.shape != total.shape or mean.ndim > 1 or (size is not None and mean.shape != (size,)):
@@ -82,7 +82,7 @@ class Moments:
         return self.with_others(Moments.of(rows, np.ones(len(rows))))
 
     def with_others(self, others: "Moments") -> "Moments":
-        """Of the rows of both."""
+        """The moments of the rows of both."""
         count = self.count + others.count
         delta = others.mean - self.mean
         mean = self.mean + delta * others.count / count

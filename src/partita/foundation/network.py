@@ -31,7 +31,7 @@ def find_free_port() -> int:
     """A port of this machine at which nobody listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def is_server_up(address: str, certificate: Path) -> bool:

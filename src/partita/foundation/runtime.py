@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -17,7 +17,10 @@ from jax.flatten_util import ravel_pytree
 from partita.foundation.files import make_folder
 
 # NumPy's or JAX's: densities, data and messages can be made of either.
-Array: TypeAlias = jax.Array | np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    Array: TypeAlias = jax.Array | np.ndarray[Any, Any]
+else:
+    Array = jax.Array | np.ndarray
 
 
 def same_structure(first: Any, second: Any) -> bool:

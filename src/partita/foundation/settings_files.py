@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -15,6 +15,7 @@ from partita.foundation.foreign import parse_toml
 from partita.foundation.text import clean
 
 Table = dict[str, Any]
+Kind = TypeVar("Kind")
 # Characters of a key that is looked for in the file, or guessed at.
 MOST_NAME = 200
 # What msgspec calls the kinds of values, in the words of whoever writes a file.
@@ -62,16 +63,16 @@ class SettingsFile:
                 hint = _meant(key, known) or f": known are {', '.join(known)}"
                 raise self.error(section, key, f"is not a known key{hint}")
 
-    def build(self, section: str, kind: type, table: Table) -> Any:
+    def build(self, section: str, kind: type[Kind], table: Table) -> Kind:
         """A dataclass from a section: msgspec reads its annotations, the class itself checks ranges."""
-        hints = get_type_hints(kind)
-        values = self.convert(section, table, {field.name: hints[field.name] for field in dataclasses.fields(kind)})
+        hints, fields = get_type_hints(kind), dataclasses.fields(kind)  # type: ignore[arg-type]
+        values = self.convert(section, table, {field.name: hints[field.name] for field in fields})
         try:
             return kind(**values)
         except InputError as error:
             raise ConfigError(f"{self.path}: [{section}] {error}") from None
 
-    def build_named(self, section: str, registry: Mapping[str, type], table: Table, default: str) -> Any:
+    def build_named(self, section: str, registry: Mapping[str, type[Kind]], table: Table, default: str) -> Kind:
         """A dataclass that the section chooses by its key `name`."""
         name = self.read_name(section, registry, table, default)
         return self.build(section, registry[name], without_name(table))

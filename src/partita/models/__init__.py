@@ -1,19 +1,18 @@
 """Models: prior × likelihood."""
 
-from partita.models.base import AbstractModel, Hyper, Model, Predictor, Weighted, check_like, prior_of
+from partita.models.base import AbstractModel, Hyper, Predictor, Weighted, check_like, prior_of
+from partita.models.classifiers import LogisticRegression, ProbitRegression, SoftmaxRegression
 from partita.models.counts import PoissonFactorisation
 from partita.models.factors import FactorAnalysis
 from partita.models.heteroscedastic import HeteroscedasticRegression
 from partita.models.linear import (
     LinearRegression,
-    LogisticRegression,
     PoissonRegression,
-    ProbitRegression,
     RobustRegression,
-    SoftmaxRegression,
 )
 from partita.models.mixture import GaussianMixture
 from partita.models.network import Network
+from partita.models.own_likelihood import Model
 from partita.models.programs import NumPyroModel, from_numpyro
 from partita.models.topics import LatentDirichletAllocation
 

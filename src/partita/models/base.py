@@ -3,19 +3,19 @@
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from partita.errors import ImproperDensity, InputError, MissingCapability, ShardError, reason
+from partita.errors import ImproperDensity, InputError, MissingCapability, ShardError
 from partita.families import Family
-from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.metrics import classification, regression
 from partita.models.coefficients import Coefficients, name_leaves, name_place
+from partita.models.opening import Opening
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     y: Array
 
 
-class AbstractModel(eqx.Module):
+class AbstractModel(Opening):
     """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
 
     # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
@@ -67,43 +67,12 @@ class AbstractModel(eqx.Module):
         """p(θ | ε)."""
 
     @abstractmethod
-    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> PerRow:
         """log p(y_n | θ, ε) for each row."""
 
     @abstractmethod
     def shard(self, site: int, raw: Any) -> Shard:
         """Check one site's data."""
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether it has to see rows of a site to know what it is made of: then `lay_out` looks at them, there."""
-        return False
-
-    @property
-    def needs_groups(self) -> bool:
-        """Whether it has to know how large groups are at all sites: then `find_groups` looks, at each."""
-        return False
-
-    @property
-    def own_shards(self) -> tuple[Any, ...]:
-        """Shards of sites that it adds to a run: of what its prior is beside a density of its family, say."""
-        return ()
-
-    def lay_out(self, site: int, raw: Any) -> Any:
-        """At a site: what the model is made of, found out on that site's data."""
-        raise InputError(f"{type(self).__name__} knows what it is made of")
-
-    def with_layout(self, found: Any) -> Self:
-        """The model with what `lay_out` found at a site."""
-        raise InputError(f"{type(self).__name__} knows what it is made of")
-
-    def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
-        """At a site: which groups are there, and how many rows the largest has."""
-        raise InputError(f"{type(self).__name__} has no groups")
-
-    def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:
-        """The model with what `find_groups` found at all sites."""
-        raise InputError(f"{type(self).__name__} has no groups")
 
     def named(self, draws: Any) -> Any:
         """Draws of the parameters, as people know them."""
@@ -129,11 +98,11 @@ class AbstractModel(eqx.Module):
         """New observations in the place of those, given θ; nothing, where a model cannot draw them."""
         return {}
 
-    def expected_log_prob(self, mean: Any, data: Any, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Any, hyper: Hyper) -> PerRow:
         """E_q[log p(y_n | θ, ε)] for each row, from the mean parameters of q; where `closed_form`."""
         raise InputError(f"{type(self).__name__} has no closed form")
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         """log p(y | f, ε) for one row, from its linear predictors f = xθ; where `projected`."""
         raise InputError(f"{type(self).__name__} has no linear predictor")
 
@@ -215,11 +184,11 @@ class Predictor(AbstractModel):
         drawn = self.sample_targets(self.predictors(params, data.X), hyper, key, data.y)
         return self.observed(data._replace(y=drawn))
 
-    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+    def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
         """Of new observations, noise included; where these are numbers around a mean."""
         raise InputError(f"return_std: {type(self).__name__} has no normal predictive; use predict_proba or sample")
 
-    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> PerRow:
         return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(self.predictors(params, data.X), data.y)
 
     def shard(self, site: int, raw: Any) -> Shard:
@@ -250,90 +219,6 @@ def check_labels(site: int, y: np.ndarray, classes: int) -> np.ndarray:
     return y
 
 
-class Model(AbstractModel):
-    """Any likelihood, as a function `log_prob(params, data) -> [n]` of JAX operations.
-
-    With hyperparameters, `log_prob(params, data, hyper)`. A shard is an array, or a tuple or dictionary of
-    arrays with equally many rows, or `pt.models.Weighted(data, weights)`. Refinements begin at `init`; if not given, at
-    a narrow density around the mean of a Gaussian prior, and at any other prior itself.
-
-    Under a Gaussian of up to 300 numbers it is integrated by gradients at 512 fixed points (`ExpectedSlope`): they find
-    the deviations of the best Gaussian within 3 %, whether the function has two derivatives or kinks. More numbers, and
-    other families, take 32 draws at a time (`MonteCarlo`), which leave ten per cent of noise in deviations and more:
-    give `fit(expectation=MonteCarlo(500))`.
-
-    >>> import jax.numpy as jnp
-    >>> from partita.families import Gaussian
-    >>> model = Model(Gaussian.from_moments(np.zeros(1), np.eye(1)), lambda theta, y: -0.5 * (y - theta[0]) ** 2)
-    >>> model.prior({}).location
-    array([0.])
-    """
-
-    function: Callable[..., Array] = eqx.field(static=True)
-    initial_hyper: tuple[tuple[str, float], ...] = eqx.field(static=True, default=())
-    init: Family | None = None
-
-    def __init__(
-        self,
-        prior: Family,
-        log_prob: Callable[..., Array],
-        hyper: Hyper | None = None,
-        init: Family | None = None,
-    ):
-        if not isinstance(prior, Family):
-            raise InputError(f"prior: expected a family such as pt.families.Gaussian, got {type(prior).__name__}")
-        if not prior.is_proper():
-            raise ImproperDensity("prior: must be proper")
-        self.given_prior = prior
-        self.function = log_prob
-        check_positive("hyper: ", **(hyper or {}))
-        self.initial_hyper = tuple(sorted((name, float(value)) for name, value in (hyper or {}).items()))
-        self.init = init
-
-    @property
-    def hyper(self) -> Hyper:
-        return dict(self.initial_hyper)
-
-    def with_hyper(self, hyper: Hyper) -> Self:
-        return type(self)(self.natural_prior({}), self.function, hyper, self.init)
-
-    def natural_prior(self, hyper: Hyper) -> Family:
-        assert self.given_prior is not None
-        return self.given_prior
-
-    def log_prob(self, params: Any, data: Any, hyper: Hyper) -> Array:
-        return self.function(params, data, hyper) if self.initial_hyper else self.function(params, data)
-
-    @property
-    def start(self) -> Family | None:
-        return narrowed(self.natural_prior({})) if self.init is None else self.init
-
-    def shard(self, site: int, raw: Any) -> Shard:
-        data, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
-        data = jax.tree.map(lambda a: as_numbers(site, "data", a, _kept_dtype(a, self.dtype)), data)
-        leaves = jax.tree.leaves(data)
-        if not leaves or any(leaf.ndim == 0 for leaf in leaves):
-            raise ShardError(site, "data", "expected arrays with one row per observation")
-        check_rows(site, {f"data[{i}]": leaf for i, leaf in enumerate(leaves)})
-        self._check_log_prob(site, data, len(leaves[0]))
-        return make_shard(data, check_weights(site, weights, len(leaves[0]), self.dtype))
-
-    def _check_log_prob(self, site: int, data: Any, rows: int) -> None:
-        """That the function takes a site's data, before anything is compiled."""
-        try:
-            with precision(self.dtype):
-                shape = _shape_of(self.function, self.initial_hyper, _like(self.natural_prior({})), _like(data))
-        except Exception as error:
-            advice = "it has to be made of JAX operations, for parameters and data of these shapes"
-            raise ShardError(site, "log_prob", f"does not run: {advice} ({reason(error)})") from error
-        if shape != (rows,):
-            raise ShardError(site, "log_prob", f"expected one number per row, {(rows,)}, got {shape}")
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.natural_prior({}).dtype
-
-
 def narrowed(prior: Family) -> Family | None:
     """A tenth as wide as a Gaussian prior over a vector, or 0.1, around its mean; None for other priors.
 
@@ -343,24 +228,6 @@ def narrowed(prior: Family) -> Family | None:
         return None
     gaussian = prior.as_gaussian("start")
     return gaussian.around(gaussian.location, 0.1 * np.minimum(gaussian.scale, 1.0))
-
-
-def _like(tree: Any) -> tuple[Any, tuple]:
-    """What a tree of arrays looks like, without their numbers."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in leaves)
-
-
-@lru_cache(maxsize=256)
-def _shape_of(function: Callable, hyper: tuple, prior: tuple[Any, tuple], data: tuple[Any, tuple]) -> Any:
-    """The shape of what a log likelihood gives. Many sites look alike."""
-    q, rows = (
-        jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
-        for structure, leaves in (prior, data)
-    )
-    more = (dict(hyper),) if hyper else ()
-    found = jax.eval_shape(lambda q, rows: function(q.sample(jax.random.key(0)), rows, *more), q, rows)
-    return getattr(found, "shape", None)
 
 
 class Weighted(eqx.Module):
@@ -378,12 +245,6 @@ def shard_of_rows(model: AbstractModel, site: int, raw: Any, features: int, of: 
         raise ShardError(site, "data", f"expected rows of {features} {of}, got shape {X.shape}")
     check_rows(site, {"data": X})
     return make_shard(X, check_weights(site, weights, len(X), model.dtype))
-
-
-def _kept_dtype(array: Any, dtype: np.dtype) -> np.dtype:
-    """Integers and booleans stay as they are; anything else takes the model's precision."""
-    own = np.asarray(array).dtype
-    return own if np.issubdtype(own, np.integer) or own == np.bool_ else dtype
 
 
 def check_like(own: Family, /, *, proper: bool = True, **given: Family) -> Family:

@@ -12,6 +12,7 @@ from partita.families import Family, Gamma
 from partita.families.gamma import positive_digamma
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array
+from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, shard_of_rows
 from partita.shards import Shard
 
@@ -86,7 +87,7 @@ class PoissonFactorisation(AbstractModel):
         first = (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, X.dtype))
         return jax.lax.while_loop(again, step, first)[1], rate
 
-    def expected_log_prob(self, mean: Any, data: Array, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Array, hyper: Hyper) -> PerRow:
         """A bound for each row, with the best weights; gradients pass by how these were found."""
         shape, rate = jax.lax.stop_gradient(self.weights(mean, data))
         expected, expected_log = shape / rate, positive_digamma(shape) - jnp.log(rate)
@@ -99,6 +100,6 @@ class PoissonFactorisation(AbstractModel):
         constant = a * np.log(b) - gammaln(jnp.asarray(a, data.dtype))
         return seen + jnp.sum(gained + constant, axis=1)
 
-    def log_prob(self, params: Any, data: Array, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Array, hyper: Hyper) -> PerRow:
         """The same bound for patterns that are known."""
         return self.expected_log_prob(Gamma.Mean(jnp.log(params), -params), data, hyper)

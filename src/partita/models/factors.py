@@ -12,6 +12,7 @@ from partita.families import Family, Independent, NormalGamma
 from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, shard_of_rows
 from partita.shards import Shard
 
@@ -63,7 +64,7 @@ class FactorAnalysis(AbstractModel):
         S = jnp.linalg.inv(jnp.eye(K, dtype=X.dtype) + weighed[:K, :K])
         return (X @ mean.each.weighted_location[:, :K] - weighed[:K, K]) @ S, S
 
-    def expected_log_prob(self, mean: Any, data: Array, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Array, hyper: Hyper) -> PerRow:
         """A bound for each row, with the best posterior of its factors; gradients pass by how that was found."""
         m, S = jax.lax.stop_gradient(self.codes(mean, data))
         divergence = 0.5 * (jnp.trace(S) + jnp.sum(m**2, axis=1) - self.factors - jnp.linalg.slogdet(S)[1])
@@ -79,7 +80,7 @@ class FactorAnalysis(AbstractModel):
         constant = 0.5 * (jnp.sum(each.expected_log) - self.features * LOG_2PI)
         return constant + X**2 @ each.minus_half_precision + linear + quadratic
 
-    def log_prob(self, params: Any, data: Array, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Array, hyper: Hyper) -> PerRow:
         """With the factors integrated out."""
         (W, level), noise = (params[0][:, : self.factors], params[0][:, self.factors]), 1 / params[1]
         return jnp.asarray(jax.scipy.stats.multivariate_normal.logpdf(data, level, W @ W.T + jnp.diag(noise)))

@@ -11,6 +11,7 @@ from partita.families import Family, Gaussian
 from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array
+from partita.foundation.shapes import Inputs, PerRow
 from partita.models.base import Hyper, Rows
 from partita.models.linear import LinearPredictor
 
@@ -54,7 +55,7 @@ class HeteroscedasticRegression(LinearPredictor):
         """E[xᵀβ], whatever is drawn: nothing else of it is predicted."""
         return lambda key: self.predictors(q.location, X)
 
-    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+    def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
         """Of new observations: of xᵀβ, and E[exp(xᵀγ)]."""
         nothing = jnp.zeros_like(X)
         _, v = q.moments_along(jnp.concatenate([X, nothing], axis=1))
@@ -65,12 +66,12 @@ class HeteroscedasticRegression(LinearPredictor):
         deviation = jnp.exp(0.5 * (data.X @ params[self.columns :]))
         return {"y": self.predictors(params, data.X) + deviation * jax.random.normal(key, data.y.shape, data.y.dtype)}
 
-    def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
+    def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> PerRow:
         log_variance = data.X @ params[self.columns :]
         gap = data.y - self.predictors(params, data.X)
         return -0.5 * (LOG_2PI + log_variance + gap**2 * jnp.exp(-log_variance))
 
-    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> PerRow:
         nothing = jnp.zeros_like(data.X)
         m, v = mean.moments_along(jnp.concatenate([data.X, nothing], axis=1))
         log_variance, spread = mean.moments_along(jnp.concatenate([nothing, data.X], axis=1))

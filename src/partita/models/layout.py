@@ -13,6 +13,8 @@ from partita.models.integrals import POINTS
 
 # Of the prior, one by one: compiling many at once would take longer.
 DRAWS = 20
+# Real numbers, positive ones, and whatever else a variable's values can be.
+SUPPORTS = ("real", "positive", "other")
 
 
 class Latent(NamedTuple):
@@ -26,7 +28,7 @@ class Latent(NamedTuple):
     shape: tuple[int, ...]
     axis: int | None = None
     length: int = 1
-    # What values it can have: "real" or "positive" numbers, or "other".
+    # What values it can have: one of SUPPORTS.
     support: str = "real"
 
     @property
@@ -89,12 +91,14 @@ def unpack_layout(row: Mapping[str, Any]) -> Layout:
 
 
 def _pack_latent(latent: Latent) -> list[Any]:
-    return [latent.name, latent.start, list(latent.shape), latent.axis, latent.length]
+    return [latent.name, latent.start, list(latent.shape), latent.axis, latent.length, latent.support]
 
 
 def _unpack_latent(row: Any) -> Latent:
-    name, start, shape, axis, length = row
-    return Latent(str(name), int(start), tuple(map(int, shape)), axis, int(length))
+    name, start, shape, axis, length, support = row
+    if support not in SUPPORTS:
+        raise ValueError(f"variable {name}: expected a support of {', '.join(SUPPORTS)}")
+    return Latent(str(name), int(start), tuple(map(int, shape)), axis, int(length), support)
 
 
 @dataclass(frozen=True)

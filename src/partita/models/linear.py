@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, log_ndtr, ndtr
+from jax.scipy.special import gammaln
 from jax.scipy.stats import t as student
 
 from partita.errors import InputError, ShardError
@@ -15,7 +15,8 @@ from partita.families import GAUSSIANS, Family, WeightsAndNoise
 from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, precision
-from partita.models.base import Hyper, Predictor, Rows, check_labels
+from partita.foundation.shapes import Inputs, PerRow, Scalar
+from partita.models.base import Hyper, Predictor, Rows
 from partita.models.coefficients import Coefficients
 from partita.shards import as_numbers
 
@@ -140,39 +141,6 @@ class LinearPredictor(Predictor):
         ]
 
 
-class Classifier(LinearPredictor):
-    """Two classes, labelled 0 and 1."""
-
-    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        return check_labels(site, LinearPredictor.targets(self, site, y), 2)
-
-    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
-        return jax.random.bernoulli(key, self.response(f)[..., 1]).astype(like.dtype)
-
-    def predict(self, response: np.ndarray) -> np.ndarray:
-        return (response[:, 1] > 0.5).astype(int)
-
-
-class LogisticRegression(Classifier):
-    """P(y = 1) = σ(xᵀθ)."""
-
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
-        return y * f - jax.nn.softplus(f)
-
-    def response(self, f: Array) -> Array:
-        return jnp.stack([jax.nn.sigmoid(-f), jax.nn.sigmoid(f)], axis=-1)
-
-
-class ProbitRegression(Classifier):
-    """P(y = 1) = Φ(xᵀθ)."""
-
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
-        return log_ndtr((2 * y - 1) * f)
-
-    def response(self, f: Array) -> Array:
-        return jnp.stack([ndtr(-f), ndtr(f)], axis=-1)
-
-
 class PoissonRegression(LinearPredictor):
     """Counts with rate exp(xᵀθ)."""
 
@@ -185,10 +153,10 @@ class PoissonRegression(LinearPredictor):
             raise ShardError(site, "y", "counts must be whole numbers of at least 0")
         return y
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return y * f - jnp.exp(f) - gammaln(y + 1)
 
-    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> PerRow:
         """E[exp f] = exp(m + v/2) for a Gaussian predictor."""
         m, v = mean.moments_along(data.X)
         return data.y * m - jnp.exp(m + 0.5 * v) - gammaln(data.y + 1)
@@ -266,19 +234,19 @@ class LinearRegression(LinearPredictor):
             f"weights back; standardise targets, or raise noise_scale ({self.noise_scale:g}) and prior_scale with it",
         ]
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
-        return -0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
+        return _log_normal(y, f, hyper["noise"])
 
-    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> PerRow:
         if self.noise is not None:
             return Predictor.log_prob(self, params, data, hyper)
         w, tau = params
         return 0.5 * (jnp.log(tau) - LOG_2PI - tau * (data.y - data.X @ w) ** 2)
 
-    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> PerRow:
         if self.noise is not None:
             m, v = mean.moments_along(data.X)
-            return self.pointwise(m, data.y, hyper) - 0.5 * v / hyper["noise"] ** 2
+            return _log_normal(data.y, m, hyper["noise"]) - 0.5 * v / hyper["noise"] ** 2
         X, y = data
         square = jnp.sum((X @ mean.minus_half_second_moment) * X, axis=1)  # -½ E[τ f²]
         fit = y**2 * mean.minus_half_precision + y * (X @ mean.weighted_location) + square
@@ -303,13 +271,17 @@ class LinearRegression(LinearPredictor):
             found if self.noise is not None else replace(found, log_quantiles={"noise": posterior.log_noise_quantile})
         )
 
-    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+    def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
         if self.noise is not None:
             return q.moments_along(X)[1] + hyper["noise"] ** 2
         return jnp.sum((X @ q.covariance) * X, axis=1) + q.noise_variance
 
     def response(self, f: Array) -> Array:
         return f
+
+
+def _log_normal(y: Array, mean: Array, deviation: Array) -> Array:
+    return -0.5 * ((y - mean) / deviation) ** 2 - jnp.log(deviation) - 0.5 * LOG_2PI
 
 
 class RobustRegression(LinearPredictor):
@@ -325,69 +297,18 @@ class RobustRegression(LinearPredictor):
     def hyper(self) -> Hyper:
         return {"prior_scale": float(self.prior_scale), "noise": float(self.noise)}
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         return student.logpdf(y, self.degrees, f, hyper["noise"])
 
     def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
         return f + hyper["noise"] * jax.random.t(key, self.degrees, f.shape, f.dtype)
 
-    def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
+    def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
         own = self.degrees / (self.degrees - 2) * hyper["noise"] ** 2 if self.degrees > 2 else jnp.inf
         return q.moments_along(X)[1] + own
 
     def response(self, f: Array) -> Array:
         return f
-
-
-class SoftmaxRegression(LinearPredictor):
-    """P(y = c) ∝ exp(xᵀθ_c), for labels 0 … classes - 1.
-
-    A mean-field posterior is over an array of shape (classes, columns), a full one over that array, flat.
-    """
-
-    classes: int = 2
-    posterior: Posterior = "mean-field"
-
-    def __check_init__(self) -> None:
-        check_count(classes=self.classes)
-        if self.classes < 2:
-            raise InputError("classes: expected at least 2")
-
-    @classmethod
-    def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
-        return cls(features=X.shape[1], classes=int(np.max(y)) + 1, **settings)
-
-    @property
-    def projected(self) -> bool:  # type: ignore[override]
-        """Several correlated predictors per row have no cheap projection."""
-        return self.family.is_mean_field
-
-    @property
-    def outputs(self) -> int:  # type: ignore[override]
-        return self.classes
-
-    def natural_prior(self, hyper: Hyper) -> Family:
-        precision = jnp.tile(self.prior_precision(hyper), (self.classes, 1))
-        precision = precision if self.posterior == "mean-field" else precision.ravel()
-        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
-
-    def targets(self, site: int, y: np.ndarray) -> np.ndarray:
-        return check_labels(site, LinearPredictor.targets(self, site, y), self.classes).astype(np.int32)
-
-    def predictors(self, params: Array, X: Array) -> Array:
-        return X @ params.reshape(self.classes, self.columns).T
-
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
-        return f[y] - jax.nn.logsumexp(f)
-
-    def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
-        return jax.random.categorical(key, f).astype(like.dtype)
-
-    def response(self, f: Array) -> Array:
-        return jax.nn.softmax(f, axis=-1)
-
-    def predict(self, response: np.ndarray) -> np.ndarray:
-        return response.argmax(axis=-1)
 
 
 def to_units_of_data(centre: np.ndarray, unit: np.ndarray, intercept: bool = True) -> np.ndarray:
@@ -400,10 +321,7 @@ def to_units_of_data(centre: np.ndarray, unit: np.ndarray, intercept: bool = Tru
 
 __all__ = [
     "LinearRegression",
-    "LogisticRegression",
     "PoissonRegression",
-    "ProbitRegression",
     "RobustRegression",
-    "SoftmaxRegression",
     "to_units_of_data",
 ]

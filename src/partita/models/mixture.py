@@ -12,6 +12,7 @@ from partita.families import Dirichlet, Family, Independent, NormalGamma, Normal
 from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, shard_of_rows
 from partita.shards import Shard
 
@@ -98,10 +99,10 @@ class GaussianMixture(AbstractModel):
         quadratic = X**2 @ each.minus_half_precision.reshape(K, d).T
         return constant + quadratic + X @ each.weighted_location.reshape(K, d).T
 
-    def expected_log_prob(self, mean: Any, data: Array, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Array, hyper: Hyper) -> PerRow:
         return jax.nn.logsumexp(self.expected_log_joint(mean, data), axis=1)
 
-    def log_prob(self, params: Any, data: Array, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Array, hyper: Hyper) -> PerRow:
         return jax.nn.logsumexp(self.expected_log_joint(self.natural_prior({}).statistics(params), data), axis=1)
 
     def responsibilities(self, posterior: Family, X: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ from partita.families import Family, MeanField
 from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive, is_whole
 from partita.foundation.runtime import Array
+from partita.foundation.shapes import Inputs, Predictors, Scalar
 from partita.foundation.text import clean
 from partita.metrics import classification, regression
 from partita.models.base import Hyper, Predictor, Rows, check_labels
@@ -76,7 +77,7 @@ class Dense(eqx.Module):
             for inputs, outputs in pairs
         )
 
-    def moments_along(self, q: Any, X: Array, layer: int = 0) -> tuple[Array, Array]:
+    def moments_along(self, q: Any, X: Inputs, layer: int = 0) -> tuple[Predictors, Predictors]:
         """Mean and variance of what a layer gives, for independent weights."""
         mean, variance = q.location[layer], q.variance[layer]
         return X @ mean.weights + mean.bias, X**2 @ variance.weights + variance.bias
@@ -268,7 +269,7 @@ class Network(Predictor):
         first = network.moments_along(q, X)
         return lambda key: network.draw(q, first, key)
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
         if self.likelihood == "gaussian":
             return jnp.sum(-0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI)
         if self.likelihood == "bernoulli":

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import equinox as eqx
 import jax
@@ -14,35 +14,13 @@ from partita.errors import InputError, ShardError, reason
 from partita.families import GAUSSIANS, Family, MeanField
 from partita.foundation.checks import import_extra
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
 from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
-from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, rounded
-
-
-class Observed(NamedTuple):
-    """A shard's rows; where there are local variables, its groups, each with as many rows as the largest."""
-
-    arrays: Mapping[str, Array]
-    # Which rows of a group are there, and which of the program's groups it is; None, where rows have no groups.
-    there: Any
-    group: Any
-    # Whether this is the site of the prior, which has no data.
-    is_prior: Array
-
-
-class Laid(NamedTuple):
-    """What a program is made of; and the Gaussian in the place of its prior, and whether that is the prior."""
-
-    layout: Layout
-    location: np.ndarray
-    scale: np.ndarray
-    is_gaussian: bool
-
-
-class PriorTerms(NamedTuple):
-    """The shard of a site that stands for what of the prior is not Gaussian."""
+from partita.models.program_rows import Laid, Observed, PriorTerms, gather_groups, read_arrays, stand_for_prior
+from partita.shards import Shard, check_weights, make_shard, rounded
 
 
 class NumPyroModel(AbstractModel):
@@ -136,13 +114,7 @@ class NumPyroModel(AbstractModel):
         """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
         layout = self._sized()
         if isinstance(raw, PriorTerms):
-            arrays = layout.nothing()
-            there = group = None
-            if layout.local:
-                most = self.group_rows or 1
-                there, group = np.ones((1, most), bool), np.zeros(1, np.int32)
-                arrays = {name: np.repeat(array[None], most, axis=1) for name, array in arrays.items()}
-            return make_shard(Observed(arrays, there, group, np.ones(1, bool)), np.ones(1))
+            return make_shard(stand_for_prior(layout, self.group_rows or 1), np.ones(1))
         arrays = self._arrays(site, raw)
         for name, shape, dtype in layout.rows:
             if arrays[name].shape[1:] != shape:
@@ -158,48 +130,17 @@ class NumPyroModel(AbstractModel):
             raise ShardError(
                 site, "weights", "rows of groups with variables of their own have no weights: leave them out"
             )
-        return self._grouped(site, arrays, count)
-
-    def _grouped(self, site: int, arrays: dict[str, np.ndarray], count: int) -> Shard:
         codes = arrays[self.local[0][1]].astype(np.int32) if self.local else np.arange(count, dtype=np.int32)
-        length = self._sized().local[0].length
+        length = layout.local[0].length
         if length > 1 and (codes.min() < 0 or codes.max() >= length):
             raise ShardError(
                 site, self.local[0][1], f"groups are 0 to {length - 1}, got {codes.min()} to {codes.max()}"
             )
-        known, first, index, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
-        most = self.group_rows or rounded(int(sizes.max()))
-        # Group by group: each row's place in its own.
-        order = np.argsort(index, kind="stable")
-        place = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        chosen, there = np.repeat(first[:, None], most, axis=1), np.zeros((len(known), most), bool)
-        chosen[index[order], place], there[index[order], place] = order, True
-        grouped = {name: array[chosen] for name, array in arrays.items()}
-        group = known if length > 1 else np.zeros(len(known), np.int32)
-        return make_shard(Observed(grouped, there, group, np.zeros(len(known), bool)), np.ones(len(known)))
+        grouped = gather_groups(arrays, codes, length, self.group_rows)
+        return make_shard(grouped, np.ones(len(grouped.is_prior)))
 
     def _arrays(self, site: int, raw: Any) -> dict[str, np.ndarray]:
-        """One array per data argument, with equally many rows."""
-        data = raw.data if isinstance(raw, Weighted) else raw
-        if isinstance(data, Mapping):
-            if set(data) != set(self.names):
-                raise ShardError(site, "shard", f"expected {', '.join(self.names)}, got {', '.join(map(str, data))}")
-        elif isinstance(data, tuple | list) and len(data) == len(self.names):
-            data = dict(zip(self.names, data, strict=True))
-        else:
-            raise ShardError(site, "shard", f"expected ({', '.join(self.names)}), or a dictionary of these")
-        arrays = {}
-        for name in self.names:
-            given = np.asarray(data[name])
-            whole = np.issubdtype(given.dtype, np.integer) or given.dtype == np.bool_
-            arrays[name] = as_numbers(site, name, given, given.dtype if whole else self.dtype)
-            if arrays[name].ndim == 0:
-                raise ShardError(site, name, "expected an array with one row per observation")
-        check_rows(site, arrays)
-        for _, argument in self.local:
-            if not np.issubdtype(arrays[argument].dtype, np.integer) or arrays[argument].ndim != 1:
-                raise ShardError(site, argument, "names groups: expected a whole number for each row")
-        return arrays
+        return read_arrays(site, raw, self.names, self.dtype, [argument for _, argument in self.local])
 
     def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
         codes, sizes = np.unique(self._arrays(site, raw)[self.local[0][1]], return_counts=True)
@@ -215,7 +156,7 @@ class NumPyroModel(AbstractModel):
                     raise ShardError(site, self.local[0][1], words, seen[code])
         return replace(self, group_rows=rounded(max(largest for _, largest in found)))
 
-    def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> Array:
+    def log_prob(self, params: Array, data: Observed, hyper: Hyper) -> PerRow:
         """log p(y_n | θ) for each row, or for each group, its own variables integrated out."""
         if self.is_gaussian:
             return self._log_likelihood(params, data)

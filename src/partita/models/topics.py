@@ -14,6 +14,7 @@ from partita.families import Dirichlet, Family
 from partita.families.gamma import positive_digamma
 from partita.foundation.checks import check_count, check_positive
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper
 from partita.shards import Shard, make_shard, rounded
 
@@ -111,7 +112,7 @@ class LatentDirichletAllocation(AbstractModel):
         counts = np.where(there, matrix.data[index], 0).astype(self.dtype)
         return Documents(words, counts), order
 
-    def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> PerRow:
         """A bound for each document, with the best shares of topics; gradients pass by how these were found."""
         table = _table(mean.expected_log)
         parts = _in_parts(data)
@@ -120,7 +121,7 @@ class LatentDirichletAllocation(AbstractModel):
         bound = jax.checkpoint(lambda pair: self._bound(table, *pair))
         return jax.lax.map(bound, (parts, gamma)).reshape(-1)[: len(data.words)]
 
-    def log_prob(self, params: Any, data: Documents, hyper: Hyper) -> Array:
+    def log_prob(self, params: Any, data: Documents, hyper: Hyper) -> PerRow:
         """The same bound for topics that are known: what is left of log p(words | topics) is the documents' own."""
         return self.expected_log_prob(Dirichlet.Mean(jnp.log(params)), data, hyper)
 

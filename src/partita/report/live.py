@@ -52,7 +52,7 @@ class Channel:
             return page(self.follower.report(), live=True)
 
     def messages(self) -> Iterator[str]:
-        """For one listener: the contents at once and whenever they change, the state more often."""
+        """What one listener hears: the contents at once and whenever they change, the state more often."""
         heard = 0
         while self.is_open:
             with self.changed:
@@ -113,7 +113,7 @@ class Server(LoopbackServer):
 
 
 @contextmanager
-def served(follower: Follower, port: int = 0) -> Iterator[str]:
+def serve_page(follower: Follower, port: int = 0) -> Iterator[str]:
     """The address of a live page, which is there while the context lasts. Port 0: any that is free."""
     channel = Channel(follower)
     try:

@@ -53,7 +53,7 @@ def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
 
 @eqx.filter_jit
 def _changes(begin: Family, factors: Family, messages: Family, finite: Array) -> tuple[Family, Array, Array]:
-    """Of factors, to become messages; and the expectations of both under the density where they were evaluated."""
+    """The changes that make factors equal to messages; expectations of both where the messages were evaluated."""
     mean = begin.mean()
 
     def change(args: tuple[Family, Family, Array]) -> tuple[Family, Array, Array]:
@@ -61,4 +61,5 @@ def _changes(begin: Family, factors: Family, messages: Family, finite: Array) ->
         found = jax.tree.map(lambda a: jnp.where(good, a, 0), message / factor)
         return found, inner(factor, mean), inner(found, mean)
 
-    return jax.lax.map(change, (factors, messages, finite))
+    result: tuple[Family, Array, Array] = jax.lax.map(change, (factors, messages, finite))
+    return result

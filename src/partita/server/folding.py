@@ -3,17 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from partita.families import Family
 from partita.models import prior_of
-from partita.server.accounting import SiteWork
+from partita.server.accounting import Received
 from partita.server.divergences import divergence
 from partita.server.events import Event
 from partita.server.hyper import HyperLearner
-from partita.server.ledger import Ledger
-from partita.server.rules import FreeEnergy, Proposal, Remark
+from partita.server.rules import Proposal, Remark
+from partita.server.rules.chain import Settled
 from partita.server.run import Run
 from partita.solvers import Outcome
 from partita.wire.messages import Notice
@@ -28,68 +29,54 @@ HALVINGS = 20
 def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
     """Fold updates; gives what became of them, and notices of sites that were struck or are not to be asked again."""
     ledger, before, sites = run.ledger, run.ledger.posterior, [update.site for update in updates]
-    updates = updates if run.setup.least == 0 else [_without_failed_change(update) for update in updates]
-    work = run.tally.received(updates, ledger.version, run.flights)
-    staleness = max(one.staleness for one in work)
     start = run.start if updates[0].version == 0 else None
-    doubted = _take_reports(run, updates)
-    complete = run.evidence.is_complete(run.board.failing)
-    # Reports that begin elsewhere are not about the posterior.
-    free_energy = (None, None) if start is not None else _estimate_free_energy(run, complete)
-    proposed = ledger.check(updates, values=False)
+    updates = updates if run.setup.least == 0 else [_without_failed_change(update) for update in updates]
+    received = _take_reports(run, updates, at_start=start is not None)
+    changes, factors = ledger.propose(updates)
     begun = {site: run.flights[site].begin.density for site in sites}
-    proposal = Proposal(sites, proposed, ledger.factors_of(sites), ledger.prior, before, staleness, start, begun)
+    proposed = Proposal(sites, changes, factors, ledger.prior, before, received.staleness, start, begun)
     with np.errstate(over="ignore", invalid="ignore"):
-        proposal = run.rules.apply(proposal)
-    taken = ledger.take(sites, proposal.changes, proposal.common, lambda new: run.rules.allows(before, new))
-    shares, remarks = run.rules.settle(np.full(len(sites), taken))
-    for site, share in zip(sites, shares, strict=True):
+        left = run.rules.apply(proposed)
+    taken = ledger.take(sites, left.changes, left.common, partial(run.rules.allows, before))
+    doubts = [Remark(site, words, strike=True) for site, words in received.doubted.items()]
+    settled = run.rules.settle(taken, doubts)
+    for site, share in zip(sites, settled.shares, strict=True):
         if share < run.setup.least:
-            run.evidence.distrust(site, ledger.factor(site))
-    if run.learner is not None and complete:
-        _step_hyper(run.learner, ledger, run, before)
-    change = run.landmarks.movement(ledger.posterior, before)
-    run.evidence.moved(change)
-    stuck = _find_obstacles(run, updates, proposal, taken)
-    run.board.returned(sites, ledger.version, change, _left_to_move(run, before, proposed, stuck))
-    doubts = [Remark(site, words, strike=True) for site, words in doubted.items()]
-    named, notices = run.strikes.judge(sites, [*doubts, *remarks], run.rules.held(sites))
-    return _make_event(run, proposal, shares, change, (*named, *stuck), free_energy, work), notices
+            run.accounts.distrust(site)
+    if run.learner is not None and received.complete:
+        _step_hyper(run, run.learner, before)
+    change = run.accounts.move(before)
+    stuck = _find_obstacles(run, updates, left, taken)
+    run.board.returned(sites, ledger.version, change, _left_to_move(run, before, changes, stuck))
+    settled = replace(settled, problems=settled.problems + stuck)
+    return _make_event(run, received, left, change, settled), settled.notices
 
 
-def _make_event(
-    run: Run,
-    proposal: Proposal,
-    shares: np.ndarray,
-    change: float,
-    problems: tuple[str, ...],
-    free_energy: tuple[float | None, float | None],
-    work: tuple[SiteWork, ...],
-) -> Event:
-    ledger, tally, schedule = run.ledger, run.tally, run.settings.schedule
+def _make_event(run: Run, received: Received, left: Proposal, change: float, settled: Settled) -> Event:
+    ledger, tally = run.ledger, run.accounts.tally
     return Event(
         fold=tally.folds,
         version=ledger.version,
         round=ledger.version / ledger.sites,
-        sites=tuple(proposal.sites),
-        shares=tuple(shares.tolist()),
-        wanted=proposal.wanted,
-        taken_back=proposal.wanted == 0,
-        staleness=proposal.staleness,
-        free_energy=free_energy[0],
-        free_energy_error=free_energy[1],
+        sites=tuple(left.sites),
+        shares=tuple(settled.shares.tolist()),
+        wanted=left.wanted,
+        taken_back=left.wanted == 0,
+        staleness=left.staleness,
+        free_energy=received.free_energy,
+        free_energy_error=received.error,
         change=change,
-        problems=problems,
+        problems=tuple(settled.problems),
         seconds=tally.seconds,
         clock=tally.clock,
         messages=tally.messages,
         bytes_down=tally.bytes_down,
         bytes_up=tally.bytes_up,
-        work=work,
+        work=received.work,
         hyper=run.current_hyper if run.learner is not None else {},
         posterior=ledger.posterior,
-        total=schedule.total(ledger.sites),
-        settled=schedule.is_settled(run.board),
+        total=run.total,
+        settled=run.settings.schedule.is_settled(run.board),
     )
 
 
@@ -98,36 +85,20 @@ def _without_failed_change(update: Update) -> Update:
     return update if math.isfinite(update.expected_log_prob) else replace(update, change=update.change.flat())
 
 
-def _take_reports(run: Run, updates: Sequence[Update]) -> dict[int, str]:
-    """Take in what sites say beside their changes; gives whose word was not taken, and why."""
-    distrusted = {} if run.learner is None else run.learner.add(updates)
-    # A change that cannot be taken is no gradient either.
-    nothing, least = run.ledger.prior.flat(), run.setup.least
-    followed = [
-        update if run.ledger.takes(update.site, update.change, least) else replace(update, change=nothing)
-        for update in updates
-    ]
-    doubted = run.evidence.report(followed, run.flights, distrusted)
-    if run.learner is not None:
-        for site in run.evidence.credibility.not_counted:
-            run.learner.forget(site)
+def _take_reports(run: Run, updates: Sequence[Update], at_start: bool) -> Received:
+    """Take in what sites say beside their changes, and let rules hear of the free energy when all have reported."""
+    learner = run.learner
+    distrusted = {} if learner is None else learner.add(updates)
+    gain = 0.0 if learner is None else learner.gain
+    received = run.accounts.receive(updates, run.current_hyper, distrusted, run.board.failing, gain, at_start)
+    if learner is not None:
+        for site in run.accounts.evidence.credibility.not_counted:
+            learner.forget(site)
+    if received.comparable is not None:
+        run.rules.observe(received.comparable)
     # Where reports are noisy, one that is far off is not counted, but nobody is blamed for it.
-    return distrusted if run.setup.stochastic else distrusted | doubted
-
-
-def _estimate_free_energy(run: Run, complete: bool) -> tuple[float | None, float | None]:
-    """The free energy of the posterior as it is, and how far off it may be; rules hear of it when all have reported."""
-    evidence, posterior = run.evidence, run.ledger.posterior
-    now = evidence.place(posterior, run.landmarks.mean(posterior), run.current_hyper)
-    gain = run.landmarks.gain(posterior, run.ledger.prior)
-    if complete and evidence.reports:
-        learnt = 0.0 if run.learner is None else run.learner.gain
-        error = math.inf if evidence.shaken else evidence.likely_error(now) + learnt
-        run.rules.observe(FreeEnergy(evidence.comparable(now) - gain, error, evidence.shortfalls))
-        evidence.shaken, evidence.shortfalls = False, {}
-    if not evidence.has_all(run.ledger.retired):
-        return None, None
-    return evidence.expected_log_prob(now) - gain, evidence.error_bound(now)
+    doubted = distrusted if run.setup.stochastic else {**distrusted, **received.doubted}
+    return replace(received, doubted=doubted)
 
 
 def _find_obstacles(run: Run, updates: Sequence[Update], proposal: Proposal, taken: float) -> list[str]:
@@ -153,12 +124,12 @@ def _left_to_move(run: Run, before: Family, proposed: Family, stuck: Sequence[st
     return divergence(before * proposed.product_of_rows(), before)
 
 
-def _step_hyper(learner: HyperLearner, ledger: Ledger, run: Run, before: Family) -> None:
+def _step_hyper(run: Run, learner: HyperLearner, before: Family) -> None:
     """Step as far as leaves everything proper and is allowed: a whole step, half of it, a quarter, … or none."""
-    old, new = learner.hyper, learner.step(ledger.posterior)
+    old, new = learner.hyper, learner.step(run.ledger.posterior)
     for halvings in range(HALVINGS):
         learner.hyper = {name: old[name] * (new[name] / old[name]) ** (0.5**halvings) for name in old}
         prior = prior_of(learner.model, learner.hyper)
-        if ledger.replace_prior(prior, lambda posterior: run.rules.allows(before, posterior)):
+        if run.ledger.replace_prior(prior, partial(run.rules.allows, before)):
             return
     learner.hyper = old

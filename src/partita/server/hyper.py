@@ -137,4 +137,5 @@ def _prior_gradient(model: AbstractModel, hyper: Hyper, posterior: Family) -> Hy
         prior = model.prior(hyper)
         return inner(prior, mean) - prior.log_partition()
 
-    return jax.grad(expected_log_prior)(hyper)
+    gradient: Hyper = jax.grad(expected_log_prior)(hyper)
+    return gradient

@@ -1,7 +1,7 @@
 """Between engine and loop: what comes from sites is checked, written down, and handed on once."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from partita.errors import NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
@@ -52,17 +52,17 @@ class Inbox:
         if not replaying:
             self._engine.submit(tasks, clock)
 
-    def collect(self) -> Arrival:
-        """Wait for something new."""
+    def collect(self, waiting: Container[int]) -> Arrival:
+        """Wait for something new, given whose updates have come and wait to be folded."""
         while not self._taken:
             self.settle()
             if self._next is not None:
                 self._replay()
             else:
-                self._receive()
+                self._receive(waiting)
         return self._taken.popleft()
 
-    def _receive(self) -> None:
+    def _receive(self, waiting: Container[int]) -> None:
         self.replaying = False
         taken: list[Arrival] = [*self._decided, *(Notice(site, "back", "the run was resumed") for site in self._gone)]
         decided = len(self._decided)
@@ -74,6 +74,8 @@ class Inbox:
             if not arrivals:
                 raise Stalled("nobody is working, and nobody can be asked")
             for arrival in arrivals:
+                if isinstance(arrival, Update) and arrival.site in waiting:
+                    answered.add(arrival.site)
                 good = self._check(arrival, answered, withdrawn)
                 if good is not None:
                     taken.append(good)
@@ -86,10 +88,10 @@ class Inbox:
     def _check(self, arrival: Arrival, answered: set[int], withdrawn: set[int]) -> Arrival | None:
         """What is taken of something that came: itself, what follows from an update that is refused, or nothing.
 
-        `answered` and `withdrawn` are the sites whose updates came, or whose tasks ended, together with this.
+        `answered` and `withdrawn` are the sites whose updates came, or whose tasks ended, before this or with it.
         """
         if isinstance(arrival, Update):
-            if arrival.site in answered or self._flights.has_arrived(arrival.site):
+            if arrival.site in answered:
                 self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
                 return None
             if arrival.site in withdrawn:
@@ -130,33 +132,30 @@ class Inbox:
                 f"({arrival.reason or arrival.kind}); the run can be resumed"
             )
 
-    def decide(self, notices: Sequence[Notice]) -> None:
-        """Write down what the run itself has decided of sites, after what led to it."""
+    def acknowledge(self, fold: int, posterior: Family, decided: Sequence[Notice]) -> tuple[str, ...]:
+        """After a fold: write down what the run has decided of sites, and which posterior it has led to.
+
+        On resume, see that it is the same. Gives the updates that were refused since the last fold, in words.
+        """
         if self._next is not None:
-            self._decided += notices
-        elif self._journal is not None and notices:
+            self._decided += decided
+        elif self._journal is not None and decided:
             self.settle()
-            self._written = self._writer.submit(self._journal.append, notices)
+            self._written = self._writer.submit(self._journal.append, decided)
+        self.settle()
+        if self._journal is not None:
+            self._journal.add_posterior(fold, posterior)
+        reached("after fold")
+        refused, self.refused = self.refused, []
+        for error in refused:
+            error.call(self._names.of)
+        return tuple(map(str, refused))
 
     def settle(self) -> None:
         """Wait until everything is on disk that was handed on; an error, if it cannot be."""
         written, self._written = self._written, None
         if written is not None:
             written.result()
-
-    def witness(self, fold: int, posterior: Family) -> None:
-        """Write down which posterior a fold has led to; on resume, see that it is the same."""
-        self.settle()
-        if self._journal is not None:
-            self._journal.add_posterior(fold, posterior)
-        reached("after fold")
-
-    def take_refused(self) -> tuple[str, ...]:
-        """Updates that were refused since the last time, in words that call sites by their names."""
-        refused, self.refused = self.refused, []
-        for error in refused:
-            error.call(self._names.of)
-        return tuple(map(str, refused))
 
     def close(self) -> None:
         self._writer.shutdown()
@@ -173,7 +172,7 @@ class Inbox:
             self._taken.append(arrival)
             self._answer(arrival)
         if self._next is None:
-            for flight in self._flights:
+            for flight in self._flights.values():
                 if flight.held:
                     flight.held = False
                     self._engine.submit([flight.task], flight.clock)

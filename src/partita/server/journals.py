@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from partita.errors import CorruptStorage, RunMismatch, StorageError
 from partita.foundation import fields
@@ -51,7 +51,7 @@ HISTORY = fields.fields(
 )
 
 
-def read_history(run_dir: str | os.PathLike, after: int = 0, most: int | None = None) -> list[Row]:
+def read_history(run_dir: str | os.PathLike[str], after: int = 0, most: int | None = None) -> list[Row]:
     """The history of a run, finished or not; only what came after a fold, and if asked about so many rows of it.
 
     Of rows that are very long there may be fewer than asked for, but not none.
@@ -66,23 +66,23 @@ def read_history(run_dir: str | os.PathLike, after: int = 0, most: int | None = 
     return found
 
 
-def read_updates(run_dir: str | os.PathLike, after: int = 0) -> list[tuple[int, int, int]]:
+def read_updates(run_dir: str | os.PathLike[str], after: int = 0) -> list[tuple[int, int, int]]:
     """Number, site and task's version of every update after a number: who answered what."""
     query = "SELECT number, site, version FROM arrivals WHERE number > ? AND kind = 'update' ORDER BY number"
     return list(_selected(run_dir, "arrivals", (int, int, int), query, after))
 
 
-def read_notices(run_dir: str | os.PathLike) -> list[Notice]:
+def read_notices(run_dir: str | os.PathLike[str]) -> list[Notice]:
     """What a run was told of its sites beside updates, or has decided of them, without strikes."""
     return [notice for notice in _read_all_notices(run_dir) if notice.kind != "struck"]
 
 
-def read_strikes(run_dir: str | os.PathLike) -> list[Notice]:
+def read_strikes(run_dir: str | os.PathLike[str]) -> list[Notice]:
     """For every strike against a site, why it was given."""
     return [notice for notice in _read_all_notices(run_dir) if notice.kind == "struck"]
 
 
-def _read_all_notices(run_dir: str | os.PathLike) -> list[Notice]:
+def _read_all_notices(run_dir: str | os.PathLike[str]) -> list[Notice]:
     query = "SELECT number, site, kind, payload FROM arrivals WHERE kind != 'update' ORDER BY number"
     found = []
     for number, site, kind, payload in _selected(run_dir, "arrivals", (int, int, str, bytes), query):
@@ -92,11 +92,11 @@ def _read_all_notices(run_dir: str | os.PathLike) -> list[Notice]:
     return found
 
 
-def _path(run_dir: str | os.PathLike) -> Path:
+def _path(run_dir: str | os.PathLike[str]) -> Path:
     return Path(run_dir) / "journal.sqlite"
 
 
-def _history_row(run_dir: str | os.PathLike, fold: int, text: str) -> Row:
+def _history_row(run_dir: str | os.PathLike[str], fold: int, text: str) -> Row:
     """A row whose numbers are numbers."""
     try:
         row = parse_object(text)
@@ -109,8 +109,8 @@ def _history_row(run_dir: str | os.PathLike, fold: int, text: str) -> Row:
 
 
 def _selected(
-    run_dir: str | os.PathLike, table: str, kinds: tuple[type, ...], query: str, *values: int
-) -> Iterator[tuple]:
+    run_dir: str | os.PathLike[str], table: str, kinds: tuple[type, ...], query: str, *values: int
+) -> Iterator[tuple[Any, ...]]:
     """What a query finds, whoever is writing meanwhile; its first column rises."""
     path = _path(run_dir)
     if not path.exists():

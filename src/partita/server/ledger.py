@@ -5,14 +5,15 @@
 An update replaces a site's factor. A fold takes the changes of one or several sites at once, and of them the largest
 share that keeps the posterior, and every site's cavity, proper (`room.py`). Nothing changes when it refuses.
 
-`SharedLedger` keeps one factor for all sites instead, so that its size does not depend on how many there are.
+A ledger whose sites share one factor is in `shared_ledger.py`.
 """
 
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
-from partita.errors import ImproperDensity, InputError, NotOutstanding
+from partita.errors import ImproperDensity, InputError, MalformedUpdate, NotOutstanding
 from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
@@ -23,11 +24,14 @@ from partita.families.cone import (
     rounding_floor,
     shifted,
 )
+from partita.foundation.runtime import same_structure
 from partita.models import Hyper
-from partita.server.changes import check_structure, check_values
-from partita.server.flights import Flights
-from partita.server.room import Fitted, find_unburied_shares, fit_changes
+from partita.server.flights import Flight, Flights
+from partita.server.room import find_unburied_shares, fit_changes
 from partita.wire.tasks import Task, Update
+
+# Matrices have to be symmetric up to this, relative to their largest number.
+SYMMETRIC = 1e-6
 
 
 def unchanged(changes: Family, factors: Family) -> Family:
@@ -46,7 +50,7 @@ class Ledger:
     def __init__(self, prior: Family, sites: int):
         if sites < 1:
             raise InputError("shards: expected at least one site")
-        _check_prior(prior)
+        check_prior(prior)
         self.prior = prior
         self.posterior = prior
         self.sites = sites
@@ -127,24 +131,24 @@ class Ledger:
             Task(site, self.version, cavity, factor, hyper, start, anchor, message_only)
             for site, cavity, factor in zip(sites, cavities, factors, strict=True)
         ]
-        self.flights.depart(tasks)
+        self.flights.update({task.site: Flight(task) for task in tasks})
         return tasks
 
     def check(self, updates: Sequence[Update], values: bool = True) -> Family:
         """Refuse updates that answer nothing or are malformed; gives their changes, stacked."""
         for update in updates:
-            if not self.flights.is_expected(update):
+            flight = self.flights.get(update.site)
+            if flight is None or flight.task.version != update.version:
                 raise NotOutstanding(update.site, f"no task of version {update.version} is outstanding")
-            check_structure(update, self.prior)
+            self._check_structure(update)
         changes = Family.stack([update.change for update in updates])
         if values:
-            check_values([update.site for update in updates], changes, self._floor)
+            self._check_values([update.site for update in updates], changes)
         return changes
 
-    def fit(self, sites: Sequence[int], changes: Family, least: float = 0.0) -> Fitted:
-        """Cut changes to what there is room for; of a change of which less than `least` is left, nothing is."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return fit_changes(self, sites, changes, least)
+    def propose(self, updates: Sequence[Update]) -> tuple[Family, Family]:
+        """The changes that updates propose, whose values have been looked at before, and the factors; both stacked."""
+        return self.check(updates, values=False), self.factors_of([update.site for update in updates])
 
     def takes(self, site: int, change: Family, least: float) -> bool:
         """Whether the posterior stays proper with that share of a site's change, and what others know is not buried."""
@@ -168,7 +172,8 @@ class Ledger:
             raise NotOutstanding(twice, "several updates of one site in one fold")
         with np.errstate(over="ignore", invalid="ignore"):
             taken = self._take(sites, changes, share, allowed)
-        self.flights.land(sites)
+        for site in sites:
+            del self.flights[site]
         self.version += len(sites)
         for site in sorted(self.leaving):
             self.retire(site)
@@ -181,7 +186,7 @@ class Ledger:
         allowed: Callable[[Family], bool] = anywhere,
         least: float = 0.0,
     ) -> np.ndarray:
-        """Apply updates together: `check`, then whatever `temper` makes of the changes, `fit` and `take`.
+        """Apply updates together: `check` them, let `temper` damp the changes, cut these to what there is room for.
 
         `temper` is given the changes and those sites' factors. `allowed` says whether the posterior may become what it
         would; if not, less is taken. Gives the share of each site's tempered change that was accepted.
@@ -189,7 +194,7 @@ class Ledger:
         sites = [update.site for update in updates]
         proposed = self.check(updates)
         with np.errstate(over="ignore", invalid="ignore"):
-            fitted = self.fit(sites, temper(proposed, self.factors_of(sites)), least)
+            fitted = fit_changes(self, sites, temper(proposed, self.factors_of(sites)), least)
         return fitted.shares * self.take(sites, fitted.changes, fitted.share, allowed)
 
     def retire(self, site: int) -> float:
@@ -198,7 +203,7 @@ class Ledger:
         The posterior without it is its cavity, which is proper. Less can go where another site's cavity would not be;
         then the rest goes after later folds.
         """
-        self.flights.cancel(site)
+        self.flights.pop(site, None)
         self.retired.add(site)
         own = self.factors_of([site]).copy()
         change = own**-1.0
@@ -215,7 +220,7 @@ class Ledger:
 
         `allowed` says whether the posterior may become what it would.
         """
-        _check_prior(prior)
+        check_prior(prior)
         posterior = self.posterior * (prior / self.prior)
         start, end = self.posterior.cone(), posterior.cone()
         share = min(admissible_share(start, end, self._floor), self._others_share([], start, end))
@@ -293,6 +298,30 @@ class Ledger:
             share /= 2
         return 0.0, self.posterior, self._cavities(sites, self.posterior, old)
 
+    def _check_structure(self, update: Update) -> None:
+        """Refuse a change that is of another family, shape or dtype than the prior."""
+        like, change = self.prior, update.change
+        if type(change) is not type(like) or not same_structure(change, like):
+            raise MalformedUpdate(update.site, f"expected a change of family {type(like).__name__}")
+        for i, (a, b) in enumerate(zip(jax.tree.leaves(like), jax.tree.leaves(change), strict=True)):
+            kind = getattr(b, "dtype", type(b).__name__)
+            if np.shape(a) != np.shape(b) or a.dtype != kind:
+                problem = f"expected {a.dtype} of shape {np.shape(a)}, got {kind} of shape {np.shape(b)}"
+                raise MalformedUpdate(update.site, f"change{_name(like, i)}: {problem}")
+
+    def _check_values(self, sites: Sequence[int], changes: Family) -> None:
+        """Refuse stacked changes with numbers that are not finite, or with matrices that are not symmetric."""
+        for i, leaf in enumerate([] if changes.is_finite() else jax.tree.leaves(changes)):
+            good = np.isfinite(leaf).reshape(len(sites), -1).all(axis=1)
+            if not good.all():
+                raise MalformedUpdate(sites[int(np.argmin(good))], f"change{_name(changes, i)}: is not finite")
+        for matrices, rounding in zip(changes.cone().definite, self._floor.definite, strict=True):
+            size = np.abs(matrices).max(axis=(1, 2))
+            gap = np.abs(matrices - np.swapaxes(matrices, 1, 2)).max(axis=(1, 2))
+            good = gap <= SYMMETRIC * size + rounding
+            if not good.all():
+                raise MalformedUpdate(sites[int(np.argmin(good))], "change: a matrix is not symmetric")
+
     def _store(self, sites: Sequence[int], factors: Family) -> None:
         self._factors.put_rows(sites, factors)
 
@@ -318,57 +347,11 @@ class Ledger:
         return share
 
 
-class SharedLedger(Ledger):
-    """prior × factor^M: all M sites share one factor, the geometric mean of what they say (Li et al., 2015).
-
-    A site refines its share of the whole as if that were its own. Cavities lie between prior and posterior, so they are
-    proper wherever those are.
-    """
-
-    def recomputed_posterior(self) -> Family:
-        """The posterior itself: nothing else is kept."""
-        return self.posterior
-
-    def replace_prior(self, prior: Family, allowed: Callable[[Family], bool] = anywhere) -> bool:
-        """Put another prior in place, if the posterior stays proper; says whether it did."""
-        _check_prior(prior)
-        posterior = self.posterior * (prior / self.prior)
-        if not (is_surely_inside(posterior.cone()) and allowed(posterior)):
-            return False
-        self.prior, self.posterior = prior, posterior
-        return True
-
-    def _no_factors(self) -> Family:
-        return self.prior.flat(0)
-
-    def factors(self) -> tuple[Family, ...]:
-        """The same one for every site."""
-        return (self.factor(0),) * self.sites
-
-    def factors_of(self, sites: Sequence[int]) -> Family:
-        return ((self.posterior / self.prior) ** (1 / self.sites)).repeat(len(sites))
-
-    def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
-        share = 1 / self.sites
-        return (self.prior**share * posterior ** (1 - share)).repeat(len(sites))
-
-    def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
-        """The largest share of all changes that keeps the posterior proper, and with it every cavity."""
-        end = (self.posterior * total).cone()
-        return admissible_share(self.posterior.cone(), end, self.floor_with(end))
-
-    def own_share(self, site: int, change: Family, cavities: Family) -> float:
-        return self.share([site], change, change)
-
-    def _take(self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool]) -> float:
-        share, self.posterior, _ = self._verify(sites, changes, share, allowed)
-        self._floor = self.floor_with(self.posterior.cone())
-        return share
-
-    def _store(self, sites: Sequence[int], factors: Family) -> None:
-        """Nothing: the posterior says it all."""
-
-
-def _check_prior(prior: Family) -> None:
+def check_prior(prior: Family) -> None:
     if not is_surely_inside(prior.cone()):
         raise ImproperDensity("prior: must be proper")
+
+
+def _name(tree: Family, leaf: int) -> str:
+    """The name of an array of a density, as errors call it."""
+    return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[leaf][0])

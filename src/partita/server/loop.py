@@ -5,8 +5,6 @@ from contextlib import closing
 from dataclasses import replace
 
 from partita.errors import InputError, Stalled
-from partita.families import Family
-from partita.server.divergences import divergence
 from partita.server.events import Event
 from partita.server.folding import fold
 from partita.server.inbox import Inbox
@@ -24,79 +22,77 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             sites = None if plan is None else next(plan, None)
             plan = None if sites is None else plan
             if sites:
-                inbox.submit(dispatch(run, sites), run.tally.clock)
-            updates = _wait(run, inbox, idle=sites == [])
+                inbox.submit(dispatch(run, sites), run.accounts.tally.clock)
+            updates = wait(run, inbox, idle=sites == [])
             if not updates:
                 continue
             event, notices = fold(run, updates)
             for notice in notices:
                 note(run, notice)
-            inbox.decide(notices)
-            inbox.witness(event.fold, event.posterior)
-            yield replace(event, replayed=inbox.replaying, refused=inbox.take_refused())
+            refused = inbox.acknowledge(event.fold, event.posterior, notices)
+            yield replace(event, replayed=inbox.replaying, refused=refused)
         inbox.check_exhausted()
-    if run.tally.folds == 0:
+    if run.accounts.tally.folds == 0:
         away = "; ".join(f"{run.names.of(site)}: {reason}" for site, reason in sorted(run.board.away.items()))
         raise Stalled(f"the run ended without a single update, and the posterior is the prior. {away}".rstrip())
 
 
 def dispatch(run: Run, sites: list[int]) -> list[Task]:
     """Hand out tasks, and remember where they begin."""
-    ledger, hyper, schedule = run.ledger, run.current_hyper, run.settings.schedule
-    if run.tally.folds % schedule.holds == 0:
+    ledger, schedule, hyper = run.ledger, run.settings.schedule, run.current_hyper
+    if run.accounts.tally.folds % schedule.holds == 0:
         run.anchor = ledger.posterior
     start = run.start if ledger.version == 0 else None
-    begin = ledger.posterior if start is None else start
-    anchor: Family | None = run.anchor if schedule.holds > 1 else None
+    anchor = run.anchor if schedule.holds > 1 else None
     tasks = ledger.dispatch(sites, hyper, start, anchor, run.message_only)
-    astray = 0.0 if start is None else divergence(ledger.posterior, start)
-    place = run.evidence.place(begin, run.landmarks.mean(begin), hyper, astray)
-    for site in sites:
-        run.flights[site].place = place
-    run.tally.sent(tasks)
+    run.accounts.send(tasks, start, hyper)
     run.board.sent(sites)
     return tasks
 
 
-def _wait(run: Run, inbox: Inbox, idle: bool) -> list[Update]:
-    """Wait until there is something to fold; `idle` means that the schedule asks nobody now.
+def wait(run: Run, inbox: Inbox, idle: bool) -> list[Update]:
+    """Wait until there is something to fold: all updates that are outstanding, or any one, as the schedule has it.
 
-    Nothing is given where sites went away instead of answering; then the schedule is asked again.
+    `idle` means that the schedule asks nobody now. Nothing is given where sites went away instead of answering; then
+    the schedule is asked again.
     """
     flights, schedule = run.flights, run.settings.schedule
     if idle and not flights and not run.board.away:
         raise InputError(f"schedule: {type(schedule).__name__} asks nobody, and nobody is working")
+    arrived: dict[int, Update] = {}
     while flights or (idle and run.board.nobody):
-        ready = flights.all_arrived if schedule.waits else flights.any_arrived
-        if ready and flights.any_arrived:
+        if arrived and (not schedule.waits or len(arrived) == len(flights)):
             break
-        arrival = inbox.collect()
+        arrival = inbox.collect(arrived)
         if isinstance(arrival, Update):
-            flights.arrive(arrival)
+            arrived[arrival.site] = arrival
         else:
+            if arrival.ends_task:
+                arrived.pop(arrival.site, None)
             note(run, arrival)
-    return flights.next_arrived(None if schedule.waits else 1)
+    return [arrived[site] for site in sorted(arrived)]
 
 
 def note(run: Run, notice: Notice) -> None:
     """Take in what a run is told of a site, or has decided itself: it has gone, come back, or is not to be asked."""
     site, board = notice.site, run.board
-    had_task = notice.ends_task and run.flights.cancel(site)
-    if notice.kind == "struck":
-        return
-    if notice.kind == "dropped":
-        if had_task:
-            board.dropped(site)
-    elif notice.kind == "back":
-        board.came_back(site)
-    elif notice.kind == "readmitted":
-        if site not in run.ledger.retired:
-            run.readmit(site)
-    else:
-        board.left(site, notice.reason or notice.kind, barred=notice.kind != "away")
-        if notice.kind == "retired":
-            run.retire(site)
-        if notice.kind != "away":
-            run.evidence.distrust(site, run.ledger.factor(site))
-            if run.learner is not None:
-                run.learner.forget(site)
+    had_task = notice.ends_task and run.flights.pop(site, None) is not None
+    match notice.kind:
+        case "struck":
+            return
+        case "dropped":
+            if had_task:
+                board.dropped(site)
+        case "back":
+            board.came_back(site)
+        case "readmitted":
+            if site not in run.ledger.retired:
+                run.readmit(site)
+        case _:
+            board.left(site, notice.reason or notice.kind, barred=notice.kind != "away")
+            if notice.kind == "retired":
+                run.retire(site)
+            if notice.kind != "away":
+                run.accounts.distrust(site)
+                if run.learner is not None:
+                    run.learner.forget(site)

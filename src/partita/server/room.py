@@ -197,7 +197,8 @@ def _exceeding(sizes: Sequence[np.ndarray], usual: Sequence[np.ndarray]) -> np.n
     """Which rows have anything that is out of all proportion to what is usual."""
     pairs = zip(sizes, usual, strict=True)
     found = [(size > PROPORTION * known).reshape(len(size), -1).any(axis=1) for size, known in pairs]
-    return np.any(found, axis=0)
+    exceeding: np.ndarray = np.any(found, axis=0)
+    return exceeding
 
 
 def _largest_of_others(rows: np.ndarray) -> np.ndarray:
@@ -205,4 +206,5 @@ def _largest_of_others(rows: np.ndarray) -> np.ndarray:
     if len(rows) == 1:
         return np.zeros_like(rows)
     second, first = np.partition(rows, -2, axis=0)[-2:]
-    return np.where(rows == first, second, first)
+    largest: np.ndarray = np.where(rows == first, second, first)
+    return largest

@@ -10,10 +10,8 @@ from partita.families import Family
 from partita.foundation.descriptions import describe
 from partita.foundation.runtime import on_host
 from partita.models import AbstractModel, Hyper, prior_of
-from partita.server.accounting import Credibility, Evidence, Tally
-from partita.server.divergences import Landmarks
-from partita.server.flights import Flights
-from partita.server.ledger import Ledger, SharedLedger
+from partita.server.accounting import Accounts
+from partita.server.ledger import Ledger
 from partita.server.rules import Rule, Setup
 from partita.server.rules.admission import Finite
 from partita.server.rules.chain import Chain
@@ -22,6 +20,7 @@ from partita.server.rules.limits import Age, TrustRegion
 from partita.server.rules.strikes import Strikes
 from partita.server.schedules import Board
 from partita.server.settings import Chosen
+from partita.server.shared_ledger import SharedLedger
 from partita.server.storage import Journal, write_names
 from partita.wire.engine import Engine, ask_all
 from partita.wire.job import Job
@@ -60,11 +59,11 @@ class Run:
         stochastic = settings.solver.stochastic or settings.expectation.stochastic
         self.setup = Setup(self.sites, settings.schedule.parallel, stochastic, self.ledger.prior)
         self.rules = self._make_rules()
-        self.strikes = Strikes(settings.limits.strikes, self.names)
+        self.flights = self.ledger.flights
         self.board = Board(self.sites, settings.seed, self.flights)
-        self.tally = Tally()
-        self.evidence = Evidence(self.sites, Credibility(stochastic))
-        self.landmarks = Landmarks()
+        self.accounts = Accounts(self.ledger, stochastic, self.setup.least)
+        # How many updates there will be, for progress bars.
+        self.total = settings.schedule.total(self.sites)
 
     def _make_rules(self) -> Chain:
         """What an update passes, in order: age ▸ finite ▸ damping ▸ the user's own ▸ trust region ▸ cone."""
@@ -74,18 +73,13 @@ class Run:
             Age(limits.staleness), finite, self.settings.damping, *self.settings.rules,
             TrustRegion(limits), Cone(self.ledger),
         )  # fmt: skip
-        return Chain.of(rules, self.setup)
-
-    @property
-    def flights(self) -> Flights:
-        """The tasks that are outstanding."""
-        return self.ledger.flights
+        return Chain.of(rules, self.setup, Strikes(limits.strikes, self.names))
 
     def job(self) -> Job:
         """What sites need to know before their first task."""
         return replace(self.settings.job(self.model, self.names), reading=self.reading, columns=self.columns)
 
-    def journal(self, run_dir: str | os.PathLike, resume: bool) -> Journal:
+    def journal(self, run_dir: str | os.PathLike[str], resume: bool) -> Journal:
         """The journal of this run, which another run cannot go on with."""
         settings = self.settings
         schedule = {f.name: getattr(settings.schedule, f.name) for f in fields(settings.schedule)}
@@ -117,15 +111,14 @@ class Run:
         """Divide a site's factor out: its data count no more."""
         before = self.ledger.posterior
         self.ledger.retire(site)
-        self.evidence.retire(site)
-        self.evidence.moved(self.landmarks.movement(self.ledger.posterior, before))
+        self.accounts.evidence.retire(site)
+        self.accounts.move(before)
 
     def readmit(self, site: int) -> None:
         """A site may be asked again, and begins anew."""
         self.board.readmitted(site)
         self.rules.forgive(site)
-        self.strikes.forgive(site)
-        self.evidence.credibility.forgive(site)
+        self.accounts.evidence.credibility.forgive(site)
 
     @property
     def message_only(self) -> bool:

@@ -52,7 +52,7 @@ class Journal:
     Large updates are in `run_dir/payloads`, which is only appended to: on disk before the row that says where they are.
     """
 
-    def __init__(self, run_dir: str | os.PathLike, description: Row, like: Family, resume: bool):
+    def __init__(self, run_dir: str | os.PathLike[str], description: Row, like: Family, resume: bool):
         self.folder = Path(run_dir)
         self.path = self.folder / "journal.sqlite"
         self._like = like
@@ -338,7 +338,7 @@ def reached(place: str) -> None:
 failpoint: Callable[[str], None] | None = None
 
 
-def write_names(folder: str | os.PathLike, names: Sequence[str]) -> None:
+def write_names(folder: str | os.PathLike[str], names: Sequence[str]) -> None:
     """What sites are called, for those who watch a run; not into the folder of one that has begun."""
     if names and not (Path(folder) / "journal.sqlite").exists():
         write_text(Path(folder) / NAMES_FILE, json.dumps({"names": list(names)}))

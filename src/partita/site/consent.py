@@ -13,7 +13,7 @@ from partita.site.policy import Policy
 from partita.site.settings import read_site
 from partita.wire.recipe import KEYS, SECTIONS, Recipe
 
-# Of a recipe: what decides what is read, and what leaves. How often and in which order a server asks is its own affair.
+# The parts of a recipe that decide what is read, and what leaves. When a server asks whom is its own affair.
 PINNED = (*SECTIONS, *KEYS)
 # The most letters of a recipe.
 LONGEST = 100_000
@@ -43,7 +43,7 @@ class Consent:
         return (_read(self._accepted, ACCEPTED) or {}).get("recipe")
 
     def accept(self, recipe: Pinned) -> None:
-        """From now on this is answered, and nothing else; counting begins anew."""
+        """Accept a recipe: from now on it is answered, and nothing else; counting begins anew."""
         _write(self._accepted, {"recipe": recipe, "name": uuid.uuid4().hex})
         self._proposed.unlink(missing_ok=True)
 

@@ -83,7 +83,7 @@ class Node:
         from flwr.proto.node_pb2 import Node as Identity
 
         request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=PROMISED)
-        self._node = Identity(node_id=_called(self._client.ActivateNode, request).node_id)
+        self._node = Identity(node_id=_call(self._client.ActivateNode, request).node_id)
         self._is_known = True
 
     def rejoin(self) -> None:
@@ -97,7 +97,7 @@ class Node:
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
         with suppress(Refused):
-            _called(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self._node.node_id))
+            _call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self._node.node_id))
 
     def _beat(self) -> None:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -106,7 +106,7 @@ class Node:
             # What is wrong with the connection is noticed, and told, where messages are fetched.
             with suppress(EngineError):
                 request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=PROMISED)
-                self._is_known = _called(self._client.SendNodeHeartbeat, request).success
+                self._is_known = _call(self._client.SendNodeHeartbeat, request).success
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
@@ -121,18 +121,18 @@ class Node:
         if not self._is_known:
             raise Refused("the server does not know this connection any more")
         # Once: a message whose delivery was interrupted does not come a second time.
-        found = _called(self._client.PullMessages, PullMessagesRequest(node=self._node), tries=1)
+        found = _call(self._client.PullMessages, PullMessagesRequest(node=self._node), tries=1)
         if not found.messages_list:
             return False
         with suppress(Unwanted):
-            message = self._fetched(found.messages_list[0], found.message_object_trees[0])
+            message = self._fetch(found.messages_list[0], found.message_object_trees[0])
             began = time.monotonic()
-            reply = _replied(message, self._answer)
+            reply = _reply_to(message, self._answer)
             self._send(reply, time.monotonic() - began)
         return True
 
-    def _fetched(self, head: Any, tree: Any) -> Any:
-        """The whole message, of which only the head came."""
+    def _fetch(self, head: Any, tree: Any) -> Any:
+        """Fetch the whole of a message, of which only the head came."""
         from flwr.app import Message
         from flwr.supercore.inflatable.inflatable_protobuf_utils import (
             make_confirm_message_received_fn_protobuf,
@@ -141,7 +141,7 @@ class Node:
         from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
         run = head.metadata.run_id
-        message = _called(
+        message = _call(
             lambda _: pull_and_inflate_object_from_tree(
                 tree,
                 make_pull_object_fn_protobuf(self._client.PullObject, self._node, run),
@@ -168,29 +168,29 @@ class Node:
             message_object_trees=[get_object_tree(reply)],
             clientapp_runtime_list=[seconds],
         )
-        taken = _called(self._client.PushMessages, request)
+        taken = _call(self._client.PushMessages, request)
         push = make_push_object_fn_protobuf(
             self._client.PushObject, self._node, reply.metadata.run_id, taken.session_id
         )
         wanted = set(taken.objects_to_push)
-        _called(lambda objects: push_objects(objects, push, object_ids_to_push=wanted), get_all_nested_objects(reply))
+        _call(lambda objects: push_objects(objects, push, object_ids_to_push=wanted), get_all_nested_objects(reply))
 
 
-def _replied(message: Any, answer: Answer) -> Any:
-    """The reply to any message at all: to what is no question of Partita's, an error."""
+def _reply_to(message: Any, answer: Answer) -> Any:
+    """Reply to any message at all: to what is no question of Partita's, with an error."""
     from flwr.app import ConfigRecord, Message, RecordDict
 
     kind = message.metadata.message_type.removeprefix("query.")
     record = message.content.get(RECORD) if message.has_content() else None
     if kind in KINDS and isinstance(record, ConfigRecord):
-        told = answer(kind, dict(record))
+        reply = answer(kind, dict(record))
     else:
-        told = {"error": "this site answers Partita's server, and nothing else"}
-    return Message(RecordDict({RECORD: ConfigRecord(told)}), reply_to=message)
+        reply = {"error": "this site answers Partita's server, and nothing else"}
+    return Message(RecordDict({RECORD: ConfigRecord(reply)}), reply_to=message)
 
 
-def _called(call: Callable[[Any], Any], request: Any, tries: int = TRIES) -> Any:
-    """What the server answers; what can go wrong with that, as an error of ours."""
+def _call(call: Callable[[Any], Any], request: Any, tries: int = TRIES) -> Any:
+    """Call the server, several times if the connection breaks; what goes wrong is an error of ours."""
     import httpx
     from flwr.supercore.error import FlowerError
 
@@ -201,10 +201,10 @@ def _called(call: Callable[[Any], Any], request: Any, tries: int = TRIES) -> Any
             time.sleep(WAIT * 2**number)
         return call(request)
     except httpx.HTTPStatusError as error:
-        told = FlowerError.from_json(error.response.text)
-        if told is not None and told.code == NOT_RUNNING:
+        problem = FlowerError.from_json(error.response.text)
+        if problem is not None and problem.code == NOT_RUNNING:
             raise Unwanted("the run has ended") from None
-        if error.response.status_code in (401, 403) or (told is not None and told.code == NOT_ACTIVATED):
+        if error.response.status_code in (401, 403) or (problem is not None and problem.code == NOT_ACTIVATED):
             raise Refused("the server does not take this site's key") from None
         raise Disconnected(f"the server answers {error.response.status_code}") from None
     except Exception as error:

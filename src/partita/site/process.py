@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 REFUSED = 120.0
 # Seconds between looks for messages, and between attempts to reach a server.
 POLL, AGAIN = 0.5, 5.0
-# In the site's folder: what its process writes, and the lock that it holds.
+# Where in its folder a site's process writes, and the lock that it holds.
 RUN, LOCK = "run", "site.lock"
 
 

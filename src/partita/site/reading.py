@@ -137,11 +137,11 @@ def _read_target(place: str, design: Design, kept: Any) -> np.ndarray:
     if levels is not None:
         if family != "bernoulli" or len(levels) != 2:
             raise _unfit_levels(name, family, levels)
-        return (kept[name] == levels[1]).to_numpy().astype(float)
+        return np.asarray((kept[name] == levels[1]).to_numpy(), float)
     matrix = _make_matrix(f"{place}: target {name!r}", design.parsed.left, kept)
     if matrix.shape[1] != 1:
         raise InputError(f"target {name!r}: expected one column, got {matrix.shape[1]}")
-    y = matrix[:, 0]
+    y: np.ndarray = matrix[:, 0]
     if family == "bernoulli" and not np.all(np.isin(y, (0, 1))):
         raise InputError(f"{place}: target {name!r} has to be 0 or 1 for bernoulli")
     if family in COUNTS and (np.any(y < 0) or np.any(y != np.floor(y))):

@@ -26,6 +26,10 @@ EVALUATION = 2**31 - 1
 # Sites with more bytes of data than this are worked on one by one: a call costs little beside their
 # work, and copies of a stack would cost more.
 LARGE = 1_000_000
+# Shapes and dtypes of a shard's arrays; sites that share them can be stacked.
+Shapes = tuple[tuple[tuple[int, ...], str], ...]
+# A change or a message; how it was found; what is expected of factor and change; the gradient of hyperparameters.
+Refined = tuple[Family, SolverInfo, tuple[Array, Array], Hyper]
 
 
 def load_shard(model: AbstractModel, site: int, shard: Any) -> Shard:
@@ -55,26 +59,25 @@ class Worker:
         self._kept: dict[int, Shard] = {}
 
     @cached_property
-    def _groups(self) -> dict[tuple, list[int]]:
-        groups: dict[tuple, list[int]] = {}
+    def _groups(self) -> dict[Shapes, list[int]]:
+        groups: dict[Shapes, list[int]] = {}
         for site, shard in self.shards.items():
             shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(shard))
             groups.setdefault(shapes, []).append(site)
         return groups
 
     @cached_property
-    def _place(self) -> dict[int, tuple[tuple, int]]:
+    def _place(self) -> dict[int, tuple[Shapes, int]]:
         return {site: (shape, i) for shape, sites in self._groups.items() for i, site in enumerate(sites)}
 
     @cached_property
-    def _stacks(self) -> dict[tuple, Shard]:
+    def _stacks(self) -> dict[Shapes, Shard]:
         """The shards of small sites, stacked by shape."""
         groups = {shape: sites for shape, sites in self._groups.items() if not self._is_large(sites[0])}
         return {shape: stack_trees([self.shards[s] for s in sites]) for shape, sites in groups.items()}
 
     def _is_large(self, site: int) -> bool:
-        shard = sum(leaf.nbytes for leaf in jax.tree.leaves(self.shards[site]))
-        return shard > LARGE
+        return sum(int(leaf.nbytes) for leaf in jax.tree.leaves(self.shards[site])) > LARGE
 
     def _alone(self, site: int) -> Shard:
         """A large site's shard as a stack of one, kept where computations take it without a copy."""
@@ -82,16 +85,17 @@ class Worker:
             self._kept[site] = jax.device_put(jax.tree.map(lambda a: a[None], self.shards[site]))
         return self._kept[site]
 
-    def _stacked(self, shape: tuple, sites: Sequence[int]) -> Shard:
+    def _stack_sites(self, shape: Shapes, sites: Sequence[int]) -> Shard:
         if shape not in self._stacks:
             return self._alone(sites[0])
         stack = self._stacks[shape]
         if list(sites) == self._groups[shape]:
             return stack
         index = [self._place[site][1] for site in sites]
-        return jax.tree.map(lambda a: a[index[0] : index[0] + 1] if len(index) == 1 else a[index], stack)
+        part: Shard = jax.tree.map(lambda a: a[index[0] : index[0] + 1] if len(index) == 1 else a[index], stack)
+        return part
 
-    def _parts(self, shape: tuple, sites: list[int]) -> list[list[int]]:
+    def _parts(self, shape: Shapes, sites: list[int]) -> list[list[int]]:
         """What is computed in one call: the whole group, or a few sizes of it, so that few programs are compiled."""
         if shape not in self._stacks:
             return [[site] for site in sites]
@@ -100,7 +104,7 @@ class Worker:
     def refine(self, tasks: Sequence[Task]) -> list[Update]:
         """Answer tasks that share one posterior, as sites do: with changes, or with messages."""
         by_site = {task.site: task for task in tasks}
-        by_shape: dict[tuple, list[int]] = {}
+        by_shape: dict[Shapes, list[int]] = {}
         for site in by_site:
             by_shape.setdefault(self._place[site][0], []).append(site)
         answered = {}
@@ -110,7 +114,7 @@ class Worker:
                 answered.update({update.site: update for update in updates})
         return [answered[site] for site in by_site]
 
-    def _refine_stack(self, shape: tuple, tasks: Sequence[Task]) -> list[Update]:
+    def _refine_stack(self, shape: Shapes, tasks: Sequence[Task]) -> list[Update]:
         job, first = self.job, tasks[0]
         began = time.perf_counter()
         given = (job.model, job.solver, job.expectation, job.learns_hyper)
@@ -121,7 +125,7 @@ class Worker:
                 np.asarray(first.version, np.uint32),
             )
             mine = (
-                self._stacked(shape, [task.site for task in tasks]),
+                self._stack_sites(shape, [task.site for task in tasks]),
                 np.asarray([task.site for task in tasks], np.uint32),
             )
             if first.message_only:
@@ -140,18 +144,7 @@ class Worker:
             answers, info, expected, gradients = on_host(result)
         seconds = (time.perf_counter() - began) / len(tasks)
         return [
-            Update(
-                task.site,
-                task.version,
-                jax.tree.map(lambda a, i=i: a[i, ...], answers),
-                expected_log_prob=float(info.expected_log_prob[i]),
-                expected_log_factor=float(expected[0][i]),
-                expected_log_change=float(expected[1][i]),
-                steps=int(info.steps[i]),
-                outcome=int(info.outcome[i]),
-                hyper_gradient={name: float(values[i]) for name, values in gradients.items()},
-                seconds=seconds,
-            )
+            _make_update(task, seconds, jax.tree.map(lambda a, i=i: a[i, ...], (answers, info, expected, gradients)))
             for i, task in enumerate(tasks)
         ]
 
@@ -172,11 +165,28 @@ class Worker:
                         None if factors is None else Family.stack([factors[site] for site in sites]),
                         _array_hyper(hyper, job.model),
                         np.asarray(job.seed, np.uint32),
-                        self._stacked(shape, sites),
+                        self._stack_sites(shape, sites),
                         np.asarray(sites, np.uint32),
                     )
                     values.update(zip(sites, np.asarray(found, np.float64).tolist(), strict=True))
         return values
+
+
+def _make_update(task: Task, seconds: float, refined: Any) -> Update:
+    """What a site answers a task with, from what was computed for it."""
+    answer, info, (expected_log_factor, expected_log_change), gradient = refined
+    return Update(
+        task.site,
+        task.version,
+        answer,
+        expected_log_prob=float(info.expected_log_prob),
+        expected_log_factor=float(expected_log_factor),
+        expected_log_change=float(expected_log_change),
+        steps=int(info.steps),
+        outcome=int(info.outcome),
+        hyper_gradient={name: float(value) for name, value in gradient.items()},
+        seconds=seconds,
+    )
 
 
 def _powers_of_two(sites: list[int]) -> list[list[int]]:
@@ -203,7 +213,7 @@ def _refine_sites(
     solver: Solver,
     expectation: Expectation,
     learns_hyper: bool,
-    elsewhere: Array,
+    has_start: Array,
     start: Family,
     anchor: Family | None,
     hyper: Hyper,
@@ -213,7 +223,7 @@ def _refine_sites(
     factors: Family,
     shards: Shard,
     sites: Array,
-) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+) -> Refined:
     """The part of the algorithm that a site runs, for a stack of sites.
 
     What a site computes does not depend on who else is in the stack, to the last bit.
@@ -221,18 +231,18 @@ def _refine_sites(
 
     def refine(
         args: tuple[Family, Family, Shard, Array],
-    ) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+    ) -> Refined:
         cavity, factor, shard, site = args
         key = site_key(seed, site, version)
         problem = LocalProblem(model, expectation, cavity, shard, hyper, anchor)
-        # Solvers take it that they begin at cavity × factor; where the model knows a better place, the factor follows.
-        begin, there = jax.tree.map(
-            lambda a, b: jnp.where(elsewhere, a, b), (start, start / cavity), (cavity * factor, factor)
+        # Solvers take it that they begin at cavity × factor; where the model knows a better start, the factor follows.
+        begin, first_factor = jax.tree.map(
+            lambda a, b: jnp.where(has_start, a, b), (start, start / cavity), (cavity * factor, factor)
         )
-        refined, info = solver.refine(problem, begin, there, key=key)
+        refined, info = solver.refine(problem, begin, first_factor, key=key)
         # A start that led nowhere is no answer.
         same = jax.tree.leaves(jax.tree.map(lambda a, b: jnp.all(a == b), refined, begin))
-        stayed = elsewhere & jnp.all(jnp.stack(same))
+        stayed = has_start & jnp.all(jnp.stack(same))
         refined = jax.tree.map(lambda a, b: jnp.where(stayed, a, b), cavity * factor, refined)
         change = refined / cavity / factor
         gradient = problem.hyper_gradient(begin, key) if learns_hyper else {}
@@ -240,7 +250,8 @@ def _refine_sites(
         return change, info, (inner(factor, mean), inner(change, mean)), gradient
 
     # A loop, not vmap: batched factorisations are slow, and can deadlock, on few cores.
-    return jax.lax.map(refine, (cavities, factors, shards, sites))
+    refined: Refined = jax.lax.map(refine, (cavities, factors, shards, sites))
+    return refined
 
 
 @eqx.filter_jit
@@ -255,10 +266,10 @@ def _message_sites(
     version: Array,
     shards: Shard,
     sites: Array,
-) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+) -> Refined:
     """The same where a site is asked for no more than its message; what concerns factors is left to the server."""
 
-    def message(args: tuple[Shard, Array]) -> tuple[Family, SolverInfo, tuple[Array, Array], Hyper]:
+    def message(args: tuple[Shard, Array]) -> Refined:
         shard, site = args
         key = site_key(seed, site, version)
         problem = LocalProblem(model, expectation, begin, shard, hyper)
@@ -267,7 +278,8 @@ def _message_sites(
         nothing = jnp.zeros((), begin.dtype)
         return found, info, (nothing, nothing), gradient
 
-    return jax.lax.map(message, (shards, sites))
+    found: Refined = jax.lax.map(message, (shards, sites))
+    return found
 
 
 @eqx.filter_jit
@@ -287,4 +299,5 @@ def _evaluate_sites(
         key = site_key(seed, site, jnp.asarray(EVALUATION, jnp.uint32))
         return solver.value(LocalProblem(model, expectation, posterior, shard, hyper), posterior, factor, key)
 
-    return jax.lax.map(evaluate, (factors, shards, sites))
+    values: Array = jax.lax.map(evaluate, (factors, shards, sites))
+    return values

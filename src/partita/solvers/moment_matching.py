@@ -11,6 +11,7 @@ from partita.expectations import TINY, hermite
 from partita.families import AbstractGaussian, Family, inner
 from partita.foundation.checks import check_count, check_share
 from partita.foundation.runtime import Array
+from partita.foundation.shapes import Moments, Scalar, Vector
 from partita.free_energy import LocalProblem
 from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite
 
@@ -115,8 +116,8 @@ class MomentMatching(Solver):
         return self._weighted(problem, q, factor, key)
 
     def _projected(
-        self, q: AbstractGaussian, factor: Family, x: Array, log_prob: Callable[[Array], Array]
-    ) -> tuple[Array, Family]:
+        self, q: AbstractGaussian, factor: Family, x: Vector, log_prob: Callable[[Array], Array]
+    ) -> tuple[Scalar, Family]:
         """Over f = xᵀθ, at nodes where the posterior is, then twice where the tilted distribution was found to be."""
         cavity = q / factor.as_gaussian("MomentMatching") ** self.power
         m, v = _predictor(cavity, x)
@@ -126,8 +127,8 @@ class MomentMatching(Solver):
         return value, cavity.matched_along(x, (m, v), (centre, spread))
 
     def _tilted(
-        self, cavity: tuple[Array, Array], near: tuple[Array, Array], log_prob: Callable[[Array], Array]
-    ) -> tuple[Array, Array, Array]:
+        self, cavity: Moments, near: Moments, log_prob: Callable[[Array], Array]
+    ) -> tuple[Scalar, Scalar, Scalar]:
         """log Z, mean and variance of N(f; cavity) p(f)^α, with nodes placed near something else first."""
         (m, v), (centre, spread) = cavity, near
         nodes, weights = (jnp.asarray(a, jnp.result_type(m)) for a in hermite(self.points))
@@ -192,7 +193,7 @@ class MomentMatching(Solver):
         return value, type(q).from_mean(moved)
 
 
-def _predictor(q: AbstractGaussian, x: Array) -> tuple[Array, Array]:
+def _predictor(q: AbstractGaussian, x: Vector) -> Moments:
     """Mean and variance of xᵀθ."""
     m, v = q.moments_along(x[None])
     return m[0], jnp.maximum(v[0], TINY)

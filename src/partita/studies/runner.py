@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import InputError
-from partita.foundation.files import MOST_TABLE, make_folder, read_file
+from partita.foundation.files import MOST_TABLE, make_folder, read_file, replace_file
 from partita.foundation.plain import Row, plain
 
 # Seconds that compiling the program of a cell takes, about.
@@ -91,7 +89,4 @@ def _run_cell(cell: Cell, watch: Watch) -> Iterator[Row]:
 
 def _write(path: Path, rows: Sequence[Row]) -> None:
     """Write all rows or none."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    os.replace(temporary, path)
+    replace_file(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())

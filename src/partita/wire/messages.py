@@ -123,7 +123,9 @@ def decode_task(payload: bytes, like: Family) -> Task:
 
 
 def read_density(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> Family:
-    return jax.tree.unflatten(jax.tree.structure(like), _read_leaves(name, arrays, like))
+    """A density of the shapes of `like`."""
+    density: Family = jax.tree.unflatten(jax.tree.structure(like), _read_leaves(name, arrays, like))
+    return density
 
 
 def _read_hyper(about: Mapping[str, Any]) -> Hyper:
@@ -196,4 +198,4 @@ def _read_numbers(arrays: Mapping[str, np.ndarray]) -> Sequence[float]:
     numbers = arrays["numbers"]
     if numbers.dtype != np.float64 or numbers.shape != (len(NUMBERS),):
         raise ValueError(f"numbers: expected {len(NUMBERS)}, got {numbers.dtype} of shape {numbers.shape}")
-    return numbers.tolist()
+    return [float(number) for number in numbers]

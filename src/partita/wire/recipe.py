@@ -89,7 +89,7 @@ class Columns:
     def scale_rows(self, rows: np.ndarray) -> np.ndarray:
         """Features of a site's table as inputs of the model."""
         design = self.design
-        return (rows - np.asarray(design["centre"])) / np.asarray(design["unit"])
+        return np.asarray((rows - np.asarray(design["centre"])) / np.asarray(design["unit"]))
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,10 @@ class ModelChoice:
         """The model, with what follows from the data filled in."""
         kind: Any = MODELS[self.name]
         try:
-            return kind.for_data(X, y, **self.settings)
+            model: AbstractModel = kind.for_data(X, y, **self.settings)
         except (InputError, TypeError) as error:
             raise ConfigError(f"[model] {error}") from None
+        return model
 
 
 def read_solver(file: SettingsFile, tables: Table) -> Solver | None:
@@ -126,7 +127,7 @@ def read_solver(file: SettingsFile, tables: Table) -> Solver | None:
 
 def read_seed(file: SettingsFile, tables: Table) -> int:
     """The key `seed` of a file."""
-    return file.convert("", {"seed": tables.get("seed", 0)}, {"seed": Seed})["seed"]
+    return int(file.convert("", {"seed": tables.get("seed", 0)}, {"seed": Seed})["seed"])
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Recipe:
 
     @classmethod
     def read(cls, file: SettingsFile, tables: Table, waits: bool = True, once: bool = False) -> Self:
-        """From sections of a federation's file, of which others may hold more; and what its schedule does.
+        """Read a recipe from sections of a federation's file, which may have more; and from what its schedule does.
 
         Args:
             file: where the sections come from.
@@ -171,7 +172,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From what a message carries; what else it may hold is not looked at."""
+        """Read a recipe from what a message carries; what else it may hold is not looked at."""
         try:
             tables = parse_object(text)
         except ValueError as error:
@@ -195,7 +196,7 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """Of everything that decides what a site computes; the same only where the same code builds the same model."""
+        """Tells whether two sides compute the same: a digest of the model and the solver that this code builds."""
         return hashlib.sha256(json.dumps(describe(self.job), sort_keys=True).encode()).hexdigest()
 
     @property

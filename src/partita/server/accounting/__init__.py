@@ -1,7 +1,6 @@
 """What a run keeps count of: its cost, and its free energy as sites have reported it."""
 
-from partita.server.accounting.credibility import Credibility
-from partita.server.accounting.evidence import Evidence
-from partita.server.accounting.tally import SiteWork, Tally
+from partita.server.accounting.accounts import Accounts, Received
+from partita.server.accounting.tally import SiteWork
 
-__all__ = ["Credibility", "Evidence", "SiteWork", "Tally"]
+__all__ = ["Accounts", "Received", "SiteWork"]

@@ -12,8 +12,8 @@ import numpy as np
 from partita.families import Family
 from partita.models import Hyper
 from partita.server.accounting.credibility import Credibility
+from partita.server.accounting.landmarks import inner_product
 from partita.server.accounting.reports import Report, total
-from partita.server.divergences import inner_product
 from partita.server.flights import Flight, Flights, Place
 from partita.wire.tasks import Update
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.families import Family
 from partita.models import Hyper
-from partita.server.divergences import inner_product
+from partita.server.accounting.landmarks import inner_product
 from partita.server.flights import Place
 
 # A report may be so many times as far from what was expected as gradients differ, and as rounding explains.

@@ -7,20 +7,39 @@ import numpy as np
 
 from partita.families import Family
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
+from partita.server.rules.strikes import Strikes
+from partita.wire.messages import Notice
 from partita.wire.tasks import Update
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a fold.
+
+    Args:
+        shares: for every site, the share of what damping asked for that was taken of its change.
+        problems: what rules have to say of sites, in words.
+        notices: who was struck, and who is not to be asked again.
+    """
+
+    shares: np.ndarray
+    problems: list[str]
+    notices: list[Notice]
 
 
 @dataclass
 class Chain:
-    """The states of all rules in one run, in the order in which updates pass them."""
+    """The states of all rules in one run, in the order in which updates pass them; and the count of strikes."""
 
     states: Sequence[RuleState]
+    strikes: Strikes
+    _sites: Sequence[int] = ()
     # What each rule has left of every site's change in the fold that is under way.
     _shares: list[np.ndarray | None] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rules: Sequence[Rule], setup: Setup) -> "Chain":
-        return cls([rule.init(setup) for rule in rules])
+    def of(cls, rules: Sequence[Rule], setup: Setup, strikes: Strikes) -> "Chain":
+        return cls([rule.init(setup) for rule in rules], strikes)
 
     def admit(self, update: Update, version: int) -> None:
         """Let every rule refuse an update before it is written down."""
@@ -33,7 +52,7 @@ class Chain:
 
     def apply(self, proposal: Proposal) -> Proposal:
         """What is left of a proposal behind the last rule."""
-        self._shares = []
+        self._sites, self._shares = proposal.sites, []
         for state in self.states:
             proposal = state.apply(replace(proposal, shares=None))
             self._shares.append(proposal.shares)
@@ -42,21 +61,23 @@ class Chain:
     def allows(self, old: Family, new: Family) -> bool:
         return all(state.allows(old, new) for state in self.states)
 
-    def settle(self, taken: np.ndarray) -> tuple[np.ndarray, list[Remark]]:
-        """Tell every rule which share was taken of what it let through.
+    def settle(self, share: float, doubts: Sequence[Remark] = ()) -> Settled:
+        """Tell every rule which share was taken of what it let through, and judge sites by what rules remark on them.
 
-        Gives the share of each site's change that was taken of what damping asked for, and all rules' remarks.
+        Args:
+            share: what was taken of everything behind the last rule.
+            doubts: remarks on sites whose reports were not believed.
         """
-        said = []
+        said, taken = [], np.full(len(self._sites), share)
         for state, shares in zip(reversed(self.states), reversed(self._shares), strict=True):
             said.append(state.settle(taken))
             taken = taken if shares is None else shares * taken
-        return taken, [remark for remarks in reversed(said) for remark in remarks]
-
-    def held(self, sites: Sequence[int]) -> list[int]:
-        """Which of these sites are held back by some rule."""
-        return [site for site in sites if any(state.holds(site) for state in self.states)]
+        remarks = [*doubts, *(remark for own in reversed(said) for remark in own)]
+        held = [site for site in self._sites if any(state.holds(site) for state in self.states)]
+        return Settled(taken, *self.strikes.judge(self._sites, remarks, held))
 
     def forgive(self, site: int) -> None:
+        """An operator says that a site may be asked again: it begins anew."""
+        self.strikes.forgive(site)
         for state in self.states:
             state.forgive(site)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from partita.server.ledger import Ledger
+from partita.server.room import fit_changes
 from partita.server.rules.base import STRIKE, Proposal, Remark, RuleState, Setup
 
 
@@ -29,7 +30,7 @@ class ConeState(RuleState):
     _shares: np.ndarray = field(default_factory=lambda: np.ones(0))
 
     def apply(self, proposal: Proposal) -> Proposal:
-        fitted = self.ledger.fit(proposal.sites, proposal.changes, self.least)
+        fitted = fit_changes(self.ledger, proposal.sites, proposal.changes, self.least)
         self._sites, self._shares = proposal.sites, fitted.shares
         return replace(proposal, changes=fitted.changes, shares=fitted.shares, common=fitted.share)
 

@@ -2,14 +2,11 @@
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import jax
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from partita.errors import InputError
-from partita.families import MeanField
+from partita.families import Family
 from partita.foundation.checks import check_count, check_not_negative, check_positive, check_share
 from partita.server.rules.base import FreeEnergy, Proposal, RuleState, Setup
 
@@ -54,8 +51,8 @@ class Optimiser:
         check_not_negative("Optimiser: ", floor=self.floor)
 
     def init(self, setup: Setup) -> "OptimiserState":
-        if setup.prior is not None and not isinstance(setup.prior, MeanField):
-            raise InputError(f"damping: Optimiser moves mean-field Gaussians, not a {type(setup.prior).__name__}")
+        if setup.prior is not None:
+            setup.prior.as_mean_field("damping: Optimiser")
         return OptimiserState(self, setup.sites, Pairs(self.memory), self.trust)
 
 
@@ -91,7 +88,9 @@ class Pairs:
         by_changes = gamma * (scaled @ gradient).astype(float)
         along = solve_triangular(R, curvatures * half + gamma * inner @ half - by_changes, trans="T")
         kind = gradient.dtype
-        return kind.type(gamma) * (scaling * gradient - half.astype(kind) @ scaled) + along.astype(kind) @ S
+        product: np.ndarray = kind.type(gamma) * (scaling * gradient - half.astype(kind) @ scaled)
+        product = product + along.astype(kind) @ S
+        return product
 
 
 # Where each site was, and its gradient there.
@@ -128,12 +127,12 @@ class OptimiserState(RuleState):
             self.trust = 0.25 * self.trust
 
     def apply(self, proposal: Proposal) -> Proposal:
-        changes: Any = proposal.changes
+        changes = proposal.changes.as_mean_field("damping: Optimiser")
         rows = len(proposal.sites)
         kind = changes.dtype.type
-        here: Any = proposal.posterior if proposal.start is None else proposal.start
+        here = proposal.posterior if proposal.start is None else proposal.start
         # Where sites began elsewhere, each factor first takes its part of the way there.
-        base: Any = (here / proposal.prior) ** (1 / self.sites if proposal.start is not None else 0)
+        base = (here / proposal.prior) ** (1 / self.sites if proposal.start is not None else 0)
         first = Naturals.of(base, 1)
         factors = Naturals.of(proposal.factors, rows) + first
         messages = Naturals.of(changes, rows) + factors - first
@@ -145,7 +144,7 @@ class OptimiserState(RuleState):
         residuals = (messages.shift - factors.shift) - (messages.precision - factors.precision) * location
         moves = self._moves(proposal, residuals, location, precision)
         applied = Naturals(precision * moves + change * location + first.shift, change + first.precision)
-        return replace(proposal, changes=applied.tree(changes))
+        return replace(proposal, changes=changes.with_naturals(applied.shift, applied.precision))
 
     def _remember(self, proposal: Proposal, messages: "Naturals") -> None:
         """Once every site has sent a gradient, compare with the last time that was so."""
@@ -186,7 +185,9 @@ class OptimiserState(RuleState):
     def _total(self, proposal: Proposal, location: np.ndarray) -> np.ndarray:
         """The gradient of the global free energy by the locations, from what every site sent last."""
         prior = Naturals.of(proposal.prior, 1)
-        return np.sum(list(self.gradients.values()), axis=0) + (prior.shift - prior.precision * location)[0]
+        of_prior: np.ndarray = (prior.shift - prior.precision * location)[0]
+        total: np.ndarray = np.sum(list(self.gradients.values()), axis=0) + of_prior
+        return total
 
     def _moves(
         self, proposal: Proposal, residuals: np.ndarray, location: np.ndarray, precision: np.ndarray
@@ -217,7 +218,8 @@ class OptimiserState(RuleState):
         # Residuals of all sites add up to the gradient; those of some would move the posterior a whole diagonal step.
         everybody = len(proposal.sites) == self.sites
         own = residuals / precision * kind(1 if everybody else self.settings.first_step)
-        return own + (step - own.sum(axis=0)) / kind(len(proposal.sites))
+        moves: np.ndarray = own + (step - own.sum(axis=0)) / kind(len(proposal.sites))
+        return moves
 
 
 @dataclass(frozen=True)
@@ -228,8 +230,8 @@ class Naturals:
     precision: np.ndarray
 
     @classmethod
-    def of(cls, density: Any, rows: int) -> "Naturals":
-        return cls(_flat(density.precision_times_location, rows), _flat(density.precision, rows))
+    def of(cls, density: Family, rows: int) -> "Naturals":
+        return cls(*density.as_mean_field("damping: Optimiser").naturals(rows))
 
     def __add__(self, other: "Naturals") -> "Naturals":
         return Naturals(self.shift + other.shift, self.precision + other.precision)
@@ -237,22 +239,6 @@ class Naturals:
     def __sub__(self, other: "Naturals") -> "Naturals":
         return Naturals(self.shift - other.shift, self.precision - other.precision)
 
-    def tree(self, like: MeanField) -> MeanField:
-        return MeanField(_tree(self.shift, like.precision), _tree(self.precision, like.precision))
-
 
 def _dot(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.dot(first, second))
-
-
-def _flat(tree: Any, rows: int) -> np.ndarray:
-    """All leaves side by side, one row per site."""
-    return np.concatenate([np.reshape(leaf, (rows, -1)) for leaf in jax.tree.leaves(tree)], axis=1)
-
-
-def _tree(flat: np.ndarray, like: Any) -> Any:
-    """The inverse: leaves with a leading axis for the sites."""
-    leaves, structure = jax.tree.flatten(like)
-    ends = np.cumsum([leaf[0].size for leaf in leaves])
-    parts = np.split(flat, ends[:-1], axis=1)
-    return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)])
