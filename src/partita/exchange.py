@@ -17,6 +17,9 @@ from partita.shards import Shard
 
 CHAINS = 4
 
+# Values by name, in three groups.
+Groups = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+
 
 def inference_data(
     model: AbstractModel,
@@ -71,14 +74,14 @@ def _is_numeric(column: Sequence[Any]) -> bool:
     return bool(present) and all(isinstance(value, int | float) for value in present)
 
 
-def _looked_at(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[dict, dict, dict]:
+def _looked_at(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> Groups:
     with precision(model.dtype):
         numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
         return on_host(_compiled(model, params, shard, numbers, key))
 
 
 @eqx.filter_jit
-def _compiled(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[dict, dict, dict]:
+def _compiled(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> Groups:
     observed = model.observed(shard.data)
     keys = jax.random.split(key, len(jax.tree.leaves(params)[0]))
     likely = jax.lax.map(lambda theta: model.log_prob(theta, shard.data, hyper), params)

@@ -134,7 +134,7 @@ class Result:
             digest.update(np.ascontiguousarray(leaf).tobytes())
         return digest.hexdigest()
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, complete or not at all; `partita.load` reads it."""
         write_arrays(path, *self.packed())
 
@@ -159,7 +159,7 @@ class Result:
         return arrays, plain(about)
 
 
-def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
+def load(path: str | os.PathLike[str], model: AbstractModel | None = None) -> Result:
     """Read a saved result, or that of a saved estimator, which predicts only by the estimator's own `load`.
 
     One of `pt.Model` needs the model too, because code is never stored.
@@ -175,7 +175,7 @@ def load(path: str | os.PathLike, model: AbstractModel | None = None) -> Result:
 
 
 def unpacked(
-    path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
+    path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
 ) -> Result:
     """From what `Result.packed` gave, as it was read from a path."""
     with doubted(path):
@@ -183,7 +183,7 @@ def unpacked(
 
 
 def _unpacked(
-    path: str | os.PathLike, arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None
+    path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None
 ) -> Result:
     ABOUT(about, "about")
     settings = dict(about["model"])
@@ -249,7 +249,7 @@ def _number(stored: float | None) -> float:
     return float("nan") if stored is None else float(stored)
 
 
-def _proper(path: str | os.PathLike, arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
+def _proper(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], name: str, like: Family) -> Family:
     leaves = [arrays[f"{name}.{i}"] for i in range(len(jax.tree.leaves(like)))]
     _check_leaves(path, name, leaves, [leaf.shape for leaf in jax.tree.leaves(like)], like)
     density: Family = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -258,7 +258,7 @@ def _proper(path: str | os.PathLike, arrays: dict[str, np.ndarray], name: str, l
     return density
 
 
-def _factors(path: str | os.PathLike, arrays: dict[str, np.ndarray], like: Family) -> tuple[Family, ...]:
+def _factors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], like: Family) -> tuple[Family, ...]:
     """Of all sites; they need not be proper."""
     leaves = [arrays[f"factors.{i}"] for i in range(len(jax.tree.leaves(like)))]
     number = len(leaves[0])
@@ -267,7 +267,11 @@ def _factors(path: str | os.PathLike, arrays: dict[str, np.ndarray], like: Famil
 
 
 def _check_leaves(
-    path: str | os.PathLike, name: str, leaves: Sequence[np.ndarray], shapes: Sequence[tuple], like: Family
+    path: str | os.PathLike[str],
+    name: str,
+    leaves: Sequence[np.ndarray],
+    shapes: Sequence[tuple[Any, ...]],
+    like: Family,
 ) -> None:
     for leaf, shape, wanted in zip(leaves, shapes, jax.tree.leaves(like), strict=True):
         if leaf.shape != shape or leaf.dtype != wanted.dtype:
@@ -285,6 +289,6 @@ def _model_settings(model: AbstractModel) -> Row:
             fields = [f.name for f in dataclasses.fields(model) if f.name != "given_prior"]
             settings = {field: getattr(model, field) for field in fields}
             settings = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-            kinds = str | int | float | bool | np.number | list | None
+            kinds = str | int | float | bool | np.number | list[Any] | None
             return {"name": name, **(settings if all(isinstance(v, kinds) for v in settings.values()) else {})}
     return {"name": type(model).__name__}

@@ -96,3 +96,19 @@ def test_the_free_energy_follows_hyperparameters_that_are_learnt():
         before = event
     off, errors, exact = np.array(seen).T
     assert np.all(np.abs(off) <= errors + 1e-9 * np.abs(exact))
+
+
+def test_a_tally_adds_up_what_every_fold_took():
+    model, shards = MODELS["linear"], sorted_shards("linear")
+    events = list(pt.events(model, shards, schedule=Asynchronous(updates=18), engine=pt.engines.InProcess()))
+    work = [one for event in events for one in event.work]
+    assert len(work) == 18
+    assert events[-1].seconds == pytest.approx(sum(one.seconds for one in work))
+    row = events[-1].row()
+    assert row["bytes_up"] == sum(one.bytes_up for one in work)
+    # Every update answers a task; tasks that nobody has answered yet were sent as well.
+    assert row["bytes_down"] >= sum(one.bytes_down for one in work)
+    assert row["messages"] >= 2 * len(work)
+    assert row["bytes"] == row["bytes_up"] + row["bytes_down"]
+    assert all(one.staleness >= 0 for one in work)
+    assert max(one.staleness for one in work) > 0

@@ -75,13 +75,13 @@ def test_limited_memory_is_an_exact_process_of_the_latest_rows(arm):
     model = robot_arm.LimitedMemory(60).partial_fit(X[:50], Y[:50, 0]).partial_fit(X[50:110], Y[50:110, 0])
     assert np.array_equal(model.X, X[50:110])
     variance, noise, lengths = np.exp(model.free[0]), np.exp(2 * model.free[1]), np.exp(model.free[2:])
-    Z, t = (model.X - model.centre) / model.spread, (model.y - model.mean) / model.scale
+    Z, t = model.inputs.standardise(model.X), model.targets.standardise(model.y)
     reference = GaussianProcessRegressor(variance * RBF(lengths) + WhiteKernel(noise), alpha=0.0, optimizer=None)
     reference.fit(Z, t)
-    mean, std = reference.predict((X_test - model.centre) / model.spread, return_std=True)
+    mean, std = reference.predict(model.inputs.standardise(X_test), return_std=True)
     ours, spread = model.predict(X_test)
-    np.testing.assert_allclose(ours, mean * model.scale + model.mean, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(spread, std * model.scale, rtol=1e-5)
+    np.testing.assert_allclose(ours, model.targets.restore(mean), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(spread, std * model.targets.scale, rtol=1e-5)
     assert model.log_evidence_ == pytest.approx(reference.log_marginal_likelihood_value_, rel=1e-6)
 
 

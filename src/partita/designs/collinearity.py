@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from partita.foundation.moments import Moments
+from partita.foundation.moments import Moments, has_spread
 
 # The share of a column's variance that others leave open, below which it follows from them; and the share of a column
 # in a sum, below which it is none of the terms.
@@ -39,7 +39,7 @@ def find_idle(moments: Moments, ask_products: AskProducts, intercept: bool = Tru
     Idle(flat=(1,), following=((2, (0,)),))
     """
     mean, deviation = np.asarray(moments.mean), moments.deviation
-    varies = deviation > 1e-12 * np.abs(mean)
+    varies = has_spread(mean, deviation)
     unit = deviation if intercept else np.hypot(mean, deviation)
     counts = varies if intercept else unit > 0
     used = np.flatnonzero(counts)
@@ -54,7 +54,7 @@ def find_idle(moments: Moments, ask_products: AskProducts, intercept: bool = Tru
 
 def has_flat(moments: Moments) -> bool:
     """Whether some column does not vary."""
-    return not np.all(moments.deviation > 1e-12 * np.abs(np.asarray(moments.mean)))
+    return not np.all(has_spread(np.asarray(moments.mean), moments.deviation))
 
 
 def multiply_columns(rows: np.ndarray, used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:

@@ -129,15 +129,18 @@ class StreamingGPClassifier(ClassifierMixin, StreamingGP):  # type: ignore[misc,
         if len(self.classes_) == 2:
             return np.stack([1 - mean[0], mean[0]], axis=1)
         mean = np.maximum(mean.T, 1e-12)
-        return mean / mean.sum(axis=1, keepdims=True)
+        probabilities: np.ndarray = mean / mean.sum(axis=1, keepdims=True)
+        return probabilities
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
         check_is_fitted(self, "stream_")
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        labels: np.ndarray = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return labels
 
 
 def take_root(matrix: np.ndarray) -> np.ndarray:
     """A square root of a covariance that may be singular."""
     values, vectors = np.linalg.eigh(0.5 * (matrix + matrix.T))
-    return vectors * np.sqrt(np.maximum(values, 0))
+    root: np.ndarray = vectors * np.sqrt(np.maximum(values, 0))
+    return root

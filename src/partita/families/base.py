@@ -83,7 +83,7 @@ class Family(Tree):
         scalar = power if isinstance(power, jax.Array) else np.asarray(power)
         return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self).project()
 
-    def _combined(self, operation: Callable, other: Self, verb: str) -> Self:
+    def _combined(self, operation: Callable[..., Any], other: Self, verb: str) -> Self:
         if type(self) is not type(other):
             raise FamilyMismatch(f"cannot {verb} {type(self).__name__} and {type(other).__name__}")
         if not same_structure(self, other):

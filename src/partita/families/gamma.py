@@ -28,7 +28,7 @@ def shape_from_gap(gap: Array) -> Array:
     """The a > 0 with log a - ψ(a) = gap > 0: Newton's method on 1/a (Minka, 2002)."""
     start = (3 - gap + jnp.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
 
-    def step(_, a):
+    def step(_: Array, a: Array) -> Array:
         residual = jnp.log(a) - digamma(a) - gap
         return 1 / (1 / a + residual / (a**2 * (1 / a - polygamma(1, a))))
 

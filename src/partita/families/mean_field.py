@@ -179,7 +179,7 @@ class MeanField(AbstractGaussian):
 
     @in_own_precision
     def log_partition(self) -> Scalar:
-        def term(h, p):
+        def term(h: Any, p: Any) -> Any:
             return 0.5 * jnp.sum(h**2 / p - jnp.log(p) + LOG_2PI)
 
         return sum(jax.tree.leaves(jax.tree.map(term, self.precision_times_location, self.precision)), jnp.zeros(()))

@@ -172,13 +172,13 @@ def _degrees_from_gap(gap: Array, d: int) -> Array:
     """The ν > d - 1 with Σᵢ ψ((ν + 1 - i)/2) + d log 2 - d log ν = -gap, by Newton's method on log(ν - d + 1)."""
     shifts = jnp.arange(d)
 
-    def residual(x):
+    def residual(x: Any) -> Any:
         nu = jnp.exp(x) + d - 1
         value = jnp.sum(digamma((nu - shifts) / 2)) + d * jnp.log(2 / nu) + gap
         slope = 0.5 * jnp.sum(polygamma(1, (nu - shifts) / 2)) - d / nu
         return value / (slope * jnp.exp(x))
 
-    def step(_, x):
+    def step(_: Any, x: Any) -> Any:
         return x - jnp.clip(residual(x), -1.0, 1.0)
 
     start = jnp.log(jnp.maximum(d * (d + 1) / (2 * gap), 0.1))

@@ -18,7 +18,7 @@ def concentration_from_mean(expected_log: Array) -> Array:
     slack = -expected_log
     start = 0.5 / jnp.maximum(slack - jnp.min(slack, axis=-1, keepdims=True) + 0.1, 0.1)
 
-    def step(_, alpha):
+    def step(_: Array, alpha: Array) -> Array:
         total = jnp.sum(alpha, axis=-1, keepdims=True)
         gradient = digamma(total) - digamma(alpha) + expected_log
         diagonal, corner = -polygamma(1, alpha), polygamma(1, total)

@@ -325,6 +325,6 @@ def _log_partition(q: WeightsAndNoise) -> Array:
 
 
 @_log_partition.defjvp
-def _(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     """dA = ⟨dη, μ⟩: what is differentiated need not be what computes A, whose eigenvectors have no derivative."""
     return _log_partition(primals[0]), inner(tangents[0], primals[0].mean())

@@ -13,7 +13,7 @@ from partita.designs.design import COUNTS, Counts, Design, Reading, target_name
 from partita.designs.language import Parsed, parse
 from partita.errors import InputError
 from partita.formulas.silos import Silos
-from partita.foundation.moments import Moments
+from partita.foundation.moments import Moments, deviation_or_size
 from partita.wire.questions import Levels, LevelsAnswer, MomentsAnswer, Products, Rows, RowsAnswer
 from partita.wire.questions import Moments as AskMoments
 
@@ -101,9 +101,9 @@ def _agree_on_units(
     design = replace(
         design,
         centre=mean if design.intercept else np.zeros_like(mean),
-        unit=_choose_unit(mean, deviation),
+        unit=deviation_or_size(mean, deviation),
         target_centre=float(target_mean[0]) if is_gaussian and design.intercept else 0.0,
-        target_unit=float(_choose_unit(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
+        target_unit=float(deviation_or_size(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
         mean_count=float(target_mean[0]) if design.family in COUNTS else None,
         advice=tuple(advice),
     )
@@ -163,12 +163,6 @@ def _check_squares(names: Sequence[str], sizes: Sequence[np.ndarray]) -> None:
     size = np.max(sizes, axis=0)
     for name in np.asarray(names, dtype=object)[(size > 0) & (size < SMALLEST)]:
         raise InputError(f"column {name!r}: has numbers so small that their squares are zero: give it another unit")
-
-
-def _choose_unit(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """The deviation; of columns that do not vary, their size, or one."""
-    size = np.where(mean != 0, np.abs(mean), 1.0)
-    return np.where(deviation > 1e-12 * np.abs(mean), deviation, size)
 
 
 def _number_groups(counts: Sequence[RowsAnswer]) -> tuple[int, ...]:

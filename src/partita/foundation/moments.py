@@ -21,6 +21,11 @@ class Affine(NamedTuple):
     scale: np.ndarray
 
     @classmethod
+    def of_rows(cls, rows: np.ndarray) -> "Affine":
+        """Units in which these rows have mean 0 and deviation 1."""
+        return cls(rows.mean(axis=0), np.maximum(rows.std(axis=0), 1e-12))
+
+    @classmethod
     def unchanged(cls, *shape: int) -> "Affine":
         """Units in which values are what they are."""
         return cls(np.zeros(shape), np.ones(shape))
@@ -42,6 +47,12 @@ def has_spread(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """Which columns vary by more than rounding."""
     varies: np.ndarray = np.asarray(deviation > 1e-12 * np.abs(mean))
     return varies
+
+
+def deviation_or_size(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """The deviation; of columns that do not vary, their size, or one, where they are 0."""
+    size = np.where(mean != 0, np.abs(mean), 1.0)
+    return np.where(has_spread(mean, deviation), deviation, size)
 
 
 class Moments:
@@ -92,8 +103,7 @@ class Moments:
     def affine_or_size(self) -> Affine:
         """Columns that do not vary are in units of their size, of which alone is known; or of one, where they are 0."""
         mean = np.asarray(self.mean, float)
-        size = np.where(mean != 0, np.abs(mean), 1.0)
-        return Affine(mean, np.where(has_spread(mean, self.deviation), self.deviation, size))
+        return Affine(mean, deviation_or_size(mean, self.deviation))
 
 
 def join_moments(each: Iterable[Moments]) -> Moments:

@@ -29,7 +29,7 @@ def same_structure(first: Any, second: Any) -> bool:
     return structures[0] == structures[1]
 
 
-def precision(dtype: Any) -> AbstractContextManager:
+def precision(dtype: Any) -> AbstractContextManager[Any]:
     """A context in which JAX computes in `dtype`, whatever the global flag says; the flag is not touched."""
     if dtype is not None and np.dtype(dtype) == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         return jax.enable_x64(True)
@@ -67,7 +67,7 @@ def dtype_of(tree: Any) -> np.dtype | None:
     """The floating dtype of a tree's arrays; None if it has none."""
     arrays = (np.ndarray, np.generic, jax.Array)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(tree) if isinstance(leaf, arrays)]
-    floating = [dtype for dtype in dtypes if jax.dtypes.issubdtype(dtype, np.floating)]
+    floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, np.floating)]
     return np.result_type(*floating) if floating else None
 
 
@@ -79,7 +79,7 @@ def as_array(value: Any) -> Any:
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
 
-def in_own_precision(method: Callable) -> Callable:
+def in_own_precision(method: Callable[..., Any]) -> Callable[..., Any]:
     """Let a method of a pytree compute in the precision of its own arrays; a class method in that of its arguments.
 
     Called from ordinary Python it is compiled and returns NumPy arrays in that precision; inside a traced
@@ -88,7 +88,7 @@ def in_own_precision(method: Callable) -> Callable:
     compiled = eqx.filter_jit(method)
 
     @functools.wraps(method)
-    def wrapped(self, *args, **kwargs):
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_traced((self, args, kwargs)):
             return method(self, *args, **kwargs)
         with precision(dtype_of(self) or dtype_of(args)):

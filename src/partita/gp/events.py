@@ -12,7 +12,9 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from scipy.linalg import solve_triangular as solve_on_host
 
-from partita.families import Family, Gaussian, Independent
+from partita.families import Family
+from partita.families.gaussian import Gaussian
+from partita.families.independent import Independent
 from partita.foundation.plain import Row
 from partita.foundation.runtime import Array, on_host, precision
 from partita.gp.sparse import Factor, SparseGP, Whitened

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from partita.families import MeanField
-from partita.families.mean_field import MeanFieldMoments
+from partita.families.mean_field import MeanField, MeanFieldMoments
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive
 from partita.foundation.runtime import Array, ravel
 from partita.gp.beliefs import Beliefs, exponentials

@@ -172,7 +172,8 @@ class Poisson(Likelihood):
         return jnp.exp(f), jnp.exp(f)
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        return generator.poisson(np.exp(f)).astype(float)
+        counts: np.ndarray = generator.poisson(np.exp(f))
+        return counts.astype(float)
 
 
 @dataclass(frozen=True)

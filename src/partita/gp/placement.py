@@ -68,8 +68,8 @@ class Placement(NamedTuple):
         enough = values > max(self.learning.variance_threshold, NOTHING_NEW) * scale
         if self.is_first:
             enough[0] = True
-        rows = np.asarray(batch.X)
-        return rows[chosen[enough]]
+        taken: np.ndarray = np.asarray(batch.X)[chosen[enough]]
+        return taken
 
     def _thin(self, candidates: np.ndarray, limit: int) -> np.ndarray:
         capacity = capacity_for(len(candidates), None)
@@ -77,7 +77,8 @@ class Placement(NamedTuple):
         allowed = (np.arange(capacity) < len(candidates)).astype(float)
         nothing = np.zeros_like(self.factor.points[:1])
         chosen, values = self._pick(nothing, np.zeros(1), padded_points, allowed, limit)
-        return padded_points[np.sort(chosen[np.isfinite(values)])]
+        taken: np.ndarray = padded_points[np.sort(chosen[np.isfinite(values)])]
+        return taken
 
     def _pick(self, points: Any, present: Any, X: Any, allowed: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
         jitter = self.jitter

@@ -11,7 +11,8 @@ from jax.scipy.linalg import solve_triangular
 
 from partita.errors import InputError, ShardError
 from partita.expectations import hermite
-from partita.families import Family, Gaussian
+from partita.families import Family
+from partita.families.gaussian import Gaussian
 from partita.foundation.checks import check_not_negative
 from partita.foundation.runtime import Array, on_host, precision
 from partita.gp.kernels import Kernel
@@ -124,15 +125,18 @@ class SparseProcess(AbstractModel):
             return self.likelihood.log_prob({"noise": jnp.sqrt(wider)}, f, target) - 0.5 * lost
         nodes, weights = (jnp.asarray(a, f.dtype) for a in hermite(POINTS))
         values = self.likelihood.log_prob(hyper, f + jnp.sqrt(left) * nodes, target)
-        return jax.nn.logsumexp(self.power * values, b=weights) / self.power
+        averaged: Array = jax.nn.logsumexp(self.power * values, b=weights) / self.power
+        return averaged
 
     def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
-        return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(data.X @ params, data.y)
+        each: Array = jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(data.X @ params, data.y)
+        return each
 
     def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
         m, v = mean.moments_along(data.X)
         wider = hyper["noise"] ** 2 + self.power * data.y[:, 1]
-        return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(m, data.y) - 0.5 * v / wider
+        middle: Array = jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(m, data.y)
+        return middle - 0.5 * v / wider
 
 
 @eqx.filter_jit

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from partita.errors import ImproperDensity, InputError, RunMismatch
-from partita.families import Gaussian
+from partita.families.gaussian import Gaussian
 from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.foundation.moments import Affine
 from partita.foundation.plain import Row

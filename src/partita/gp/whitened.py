@@ -29,7 +29,8 @@ def for_each(function: Callable[[Any], Any], parts: Any) -> Any:
 
 def weigh(V: Array, precision: Array) -> Array:
     """V diag(precision) Vᵀ for each output."""
-    return for_each(lambda h: (V * h) @ V.T, precision)
+    each: Array = for_each(lambda h: (V * h) @ V.T, precision)
+    return each
 
 
 def solve_half(precision: Array, shift: Array) -> tuple[Array, Array]:

@@ -114,7 +114,7 @@ class Site:
 
 
 def executed(
-    program: Callable,
+    program: Callable[..., Any],
     arrays: Mapping[str, Array],
     unconstrained: Callable[[str], Array | None],
     seed: Any = 0,
@@ -176,7 +176,7 @@ def _check_statements(trace: Mapping[str, dict[str, Any]]) -> None:
             )
 
 
-def laid_out(program: Callable, row: Mapping[str, np.ndarray], groups: Mapping[str, str]) -> Layout:
+def laid_out(program: Callable[..., Any], row: Mapping[str, np.ndarray], groups: Mapping[str, str]) -> Layout:
     """Find out what a program is made of, by running it on two and on three copies of a row."""
     two, three = (
         _tried(program, {name: np.repeat(array, count, axis=0) for name, array in row.items()}) for count in (2, 3)
@@ -244,7 +244,7 @@ def _check_layout(layout: Layout) -> None:
         )
 
 
-def _check_prior(program: Callable, layout: Layout, seen: Mapping[str, Site]) -> None:
+def _check_prior(program: Callable[..., Any], layout: Layout, seen: Mapping[str, Site]) -> None:
     """The prior is read without data: it has to be the same with them."""
     from numpyro.distributions.transforms import biject_to
 
@@ -265,7 +265,7 @@ def _check_prior(program: Callable, layout: Layout, seen: Mapping[str, Site]) ->
         )
 
 
-def check_rows_apart(program: Callable, layout: Layout, rows: Mapping[str, np.ndarray], by_row: bool) -> None:
+def check_rows_apart(program: Callable[..., Any], layout: Layout, rows: Mapping[str, np.ndarray], by_row: bool) -> None:
     """What a program says of a row must not depend on which others are at its site: they are spread, and padded.
 
     `by_row`: local variables are those of rows, not of groups.
@@ -295,7 +295,7 @@ def check_rows_apart(program: Callable, layout: Layout, rows: Mapping[str, np.nd
                 )
 
 
-def _tried(program: Callable, arrays: Mapping[str, np.ndarray]) -> dict[str, Site]:
+def _tried(program: Callable[..., Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Site]:
     try:
         return executed(program, arrays, lambda name: None, validate=True)
     except InputError:
@@ -343,7 +343,7 @@ def _unconstrained_shape(site: Site) -> tuple[int, ...]:
         raise InputError(f"model: {site.name} has a support without a transform: {site.fn.support}") from None
 
 
-def prior_draws(program: Callable, layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def prior_draws(program: Callable[..., Any], layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws of the global variables from their prior, unconstrained; and moments of those that are normal, else nan."""
     from numpyro.distributions.transforms import biject_to
 

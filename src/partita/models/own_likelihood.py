@@ -101,14 +101,19 @@ class Model(AbstractModel):
         return self.natural_prior({}).dtype
 
 
-def _like(tree: Any) -> tuple[Any, tuple]:
+def _like(tree: Any) -> tuple[Any, tuple[Any, ...]]:
     """What a tree of arrays looks like, without their numbers."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((np.shape(leaf), np.asarray(leaf).dtype.str) for leaf in leaves)
 
 
 @lru_cache(maxsize=256)
-def _shape_of(function: Callable, hyper: tuple, prior: tuple[Any, tuple], data: tuple[Any, tuple]) -> Any:
+def _shape_of(
+    function: Callable[..., Any],
+    hyper: tuple[Any, ...],
+    prior: tuple[Any, tuple[Any, ...]],
+    data: tuple[Any, tuple[Any, ...]],
+) -> Any:
     """The shape of what a log likelihood gives. Many sites look alike."""
     q, rows = (
         jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])

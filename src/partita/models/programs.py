@@ -26,7 +26,7 @@ from partita.shards import Shard, check_weights, make_shard, rounded
 class NumPyroModel(AbstractModel):
     """What `from_numpyro` gives. θ is a vector: all global variables without constraints, one after the other."""
 
-    program: Callable = eqx.field(static=True)
+    program: Callable[..., Any] = eqx.field(static=True)
     names: tuple[str, ...] = eqx.field(static=True)
     local: tuple[tuple[str, str], ...] = eqx.field(static=True, default=())
     posterior: Literal["full", "mean-field"] = eqx.field(static=True, default="full")
@@ -333,7 +333,7 @@ def _local_draws(model: NumPyroModel, draws: Array, noise: Array, data: Observed
 
 
 def from_numpyro(
-    model: Callable,
+    model: Callable[..., Any],
     data: Sequence[str] = ("X", "y"),
     posterior: Literal["full", "mean-field"] = "full",
     local: Mapping[str, str] | None = None,

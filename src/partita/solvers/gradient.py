@@ -98,12 +98,12 @@ class Gradient(Solver):
             size = _largest(gradient) if self.tolerance > 0 else jnp.asarray(jnp.inf, posterior.dtype)
             return optax.apply_updates(free, updates), state, size
 
-        def body(carry):
+        def body(carry: Any) -> Any:
             number, order, free, state, _ = carry
             local, order = batches.take(number, order)
             return number + 1, order, *step(number, local, free, state)
 
-        def again(carry) -> Array:
+        def again(carry: Any) -> Array:
             number, *_, size = carry
             return (number < limit) & ~(size <= self.tolerance) & ~jnp.isnan(size)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partita.foundation.moments import Affine
 from partita.foundation.runtime import precision
 from partita.gp.kernels import SquaredExponential
 from partita.studies.nuts import Plan, import_numpyro, sample_program
@@ -23,8 +24,8 @@ class NutsClassifier:
 
     def partial_fit(self, X: np.ndarray, y: np.ndarray, classes: Any = None) -> "NutsClassifier":
         numpyro, distributions = import_numpyro()
-        self.centre, self.scale = X.mean(axis=0), X.std(axis=0)
-        self.Z = (X - self.centre) / self.scale
+        self.inputs = Affine.of_rows(X)
+        self.Z = self.inputs.standardise(X)
         features = X.shape[1]
 
         def model() -> None:
@@ -45,13 +46,13 @@ class NutsClassifier:
         """Probabilities of both classes, averaged over every third draw."""
         with precision(np.float64):
             thinned = {name: value[::3] for name, value in self.samples.items()}
-            p = np.asarray(_probabilities(thinned, self.Z, (X - self.centre) / self.scale))
+            p = np.asarray(_probabilities(thinned, self.Z, self.inputs.standardise(X)))
         return np.stack([1 - p, p], axis=1)
 
     def hyperparameter_draws(self, number: int) -> dict[str, np.ndarray]:
         return {
             "variance": self.samples["variance"][:number],
-            "lengthscale": self.samples["lengthscale"][:number] * self.scale,
+            "lengthscale": self.samples["lengthscale"][:number] * self.inputs.scale,
         }
 
 

@@ -13,6 +13,7 @@ from typer import Option
 from partita import datasets
 from partita.estimators import StreamingGPRegressor
 from partita.foundation.checks import check_one_of
+from partita.foundation.moments import Affine
 from partita.foundation.plain import Row
 from partita.foundation.runtime import precision
 from partita.gp.kernels import SquaredExponential
@@ -165,9 +166,8 @@ class LimitedMemory:
         self.X = np.concatenate([self.X, X] if len(self.X) else [X])[-self.rows :]
         self.y = np.concatenate([self.y, y])[-self.rows :]
         self.pseudo_points_ = self.X
-        self.centre, self.spread = self.X.mean(axis=0), np.maximum(self.X.std(axis=0), 1e-12)
-        self.mean, self.scale = self.y.mean(), max(self.y.std(), 1e-12)
-        Z, t = (self.X - self.centre) / self.spread, (self.y - self.mean) / self.scale
+        self.inputs, self.targets = Affine.of_rows(self.X), Affine.of_rows(self.y)
+        Z, t = self.inputs.standardise(self.X), self.targets.standardise(self.y)
         start = self.free
         if start is None:
             start = np.concatenate([[0.0, np.log(0.3)], np.full(Z.shape[1], 0.5 * np.log(Z.shape[1]))])
@@ -186,9 +186,9 @@ class LimitedMemory:
 
     def predict(self, X: np.ndarray, return_std: bool = True) -> tuple[np.ndarray, np.ndarray]:
         with precision(np.float64):
-            Z, t = (self.X - self.centre) / self.spread, (self.y - self.mean) / self.scale
-            mean, variance = map(np.asarray, _predict(self.free, Z, t, (X - self.centre) / self.spread))
-        return mean * self.scale + self.mean, np.sqrt(variance) * self.scale
+            Z, t = self.inputs.standardise(self.X), self.targets.standardise(self.y)
+            mean, variance = map(np.asarray, _predict(self.free, Z, t, self.inputs.standardise(X)))
+        return self.targets.restore(mean), np.sqrt(variance) * self.targets.scale
 
 
 def _params(free: Any) -> dict[str, Any]:
