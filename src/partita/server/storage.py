@@ -5,7 +5,6 @@ it. All else (ledger, damping, schedule, clock) is a deterministic function of t
 through it again. Whether it was the same function is seen from the posteriors, whose digests are in the journal too.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -28,8 +27,9 @@ from partita.foundation.archives import write_arrays as write_arrays
 from partita.foundation.archives import write_text as write_text
 from partita.foundation.descriptions import describe as describe
 from partita.foundation.descriptions import differences
-from partita.foundation.files import check_private, make_folder, open_private, read_json
+from partita.foundation.files import check_private, make_folder, open_private, read_json, sync_folder
 from partita.foundation.foreign import parse_json
+from partita.foundation.locks import try_lock
 from partita.foundation.plain import Row, to_json
 from partita.foundation.text import clean
 from partita.server.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
@@ -60,7 +60,7 @@ class Journal:
         with ExitStack() as opened:
             try:
                 make_folder(self.folder)
-                self._lock = _locked(self.folder / "lock")
+                self._lock = _open_locked(self.folder / "lock")
                 opened.callback(os.close, self._lock)
                 self._database = self._open(description, resume)
                 opened.callback(self._database.close)
@@ -69,7 +69,7 @@ class Journal:
                 self._check(description)
                 self._check_mark()
                 self._end = self._check_payloads()
-                _synchronised(self.folder)
+                sync_folder(self.folder)
                 self._rows = {fold for (fold,) in self._database.execute("SELECT fold FROM history")}
                 self._digests = dict(self._database.execute("SELECT fold, digest FROM posteriors"))
                 self._database.set_progress_handler(None, 0)
@@ -287,16 +287,7 @@ def _create(path: Path, description: Row) -> None:
     finally:
         database.close()
     os.replace(new, path)
-    _synchronised(path.parent)
-
-
-def _synchronised(folder: Path) -> None:
-    """The names of files in a folder are on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path.parent)
 
 
 def _connected(path: Path) -> sqlite3.Connection:
@@ -313,13 +304,12 @@ def _connected(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _locked(path: Path) -> int:
+def _open_locked(path: Path) -> int:
+    """The lock file of a run, which nobody else holds."""
     handle = open_private(path)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not try_lock(handle):
         os.close(handle)
-        raise StorageError(f"{path.parent}: another process is working on this run") from None
+        raise StorageError(f"{path.parent}: another process is working on this run")
     return handle
 
 

@@ -1,7 +1,7 @@
 """Rules at a site: what an update passes before it leaves. There are none yet; clipping, noise and seals belong here.
 
-They are the counterpart of the server's chain (`server/rules/`): the same two steps, on the other side of the wall, with
-randomness that the server cannot know.
+They are the counterpart of the server's chain (`server/rules/`): the same two steps, on the other side of the wall,
+with randomness that the server cannot know.
 """
 
 from typing import Protocol
