@@ -289,6 +289,6 @@ def _model_settings(model: AbstractModel) -> Row:
             fields = [f.name for f in dataclasses.fields(model) if f.name != "given_prior"]
             settings = {field: getattr(model, field) for field in fields}
             settings = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-            kinds = str | int | float | bool | np.number | list[Any] | None
+            kinds = (str, int, float, bool, np.number, list, type(None))
             return {"name": name, **(settings if all(isinstance(v, kinds) for v in settings.values()) else {})}
     return {"name": type(model).__name__}
