@@ -25,7 +25,7 @@ FAMILY_OF.update({family.Mean: family for family in REGISTRY.values()})
 GAUSSIANS: dict[str, type[Gaussian] | type[MeanField]] = {"full": Gaussian, "mean-field": MeanField}
 
 __all__ = [
-    "GAUSSIANS", "REGISTRY", "AbstractGaussian", "Beta", "BlockGaussian", "Categorical", "Cone", "Dirichlet", "Family",
+    "REGISTRY", "AbstractGaussian", "Beta", "BlockGaussian", "Categorical", "Cone", "Dirichlet", "Family",
     "Gamma", "Gaussian", "GaussianView", "Independent", "MeanField", "NormalGamma", "NormalWishart", "Product",
     "Substitution", "WeightsAndNoise", "inner",
 ]  # fmt: skip

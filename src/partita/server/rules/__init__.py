@@ -2,14 +2,13 @@
 
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
 from partita.server.rules.damping import Auto, Fixed, as_damping
-from partita.server.rules.limits import Limits
+from partita.server.rules.limits import Limits as Limits
 from partita.server.rules.optimiser import Optimiser
 
 __all__ = [
     "Auto",
     "Fixed",
     "FreeEnergy",
-    "Limits",
     "Optimiser",
     "Proposal",
     "Remark",

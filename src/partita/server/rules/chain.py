@@ -54,7 +54,7 @@ class Chain:
         """What is left of a proposal behind the last rule."""
         self._sites, self._shares = proposal.sites, []
         for state in self.states:
-            proposal = state.apply(replace(proposal, shares=None))
+            proposal = state.apply(proposal if proposal.shares is None else replace(proposal, shares=None))
             self._shares.append(proposal.shares)
         return proposal
 
