@@ -64,7 +64,7 @@ def fit(
         resume: carry on with the run in `run_dir`, if there is one.
         callbacks: called with every event: `[pt.telemetry.Progress()]` shows how far it is.
         options: fields of `Settings` that take precedence: solver, schedule, damping, engine, expectation, hyper,
-            start, custody, limits, seed.
+            start, custody, limits, rules, seed.
 
     Returns:
         The posterior, the factors, the log evidence and the history.

@@ -353,7 +353,7 @@ def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(fede
 BROKEN = """
 import sys
 from pathlib import Path
-from partita.site.answers import Site
+from partita.site.gate import Site
 from partita.site.process import run_site
 
 good = Site.answer

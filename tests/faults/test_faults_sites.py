@@ -28,8 +28,8 @@ from partita.foundation.logs import open_log as logger
 from partita.models import prior_of
 from partita.server.ledger import Ledger
 from partita.server.rules import FreeEnergy, Proposal, Setup, as_damping
-from partita.site.answers import CANNOT, Site
 from partita.site.consent import Consent
+from partita.site.gate import CANNOT, Site
 from partita.site.process import log_answers as logged
 from partita.site.settings import read_site
 from partita.wire.codec import encode_question

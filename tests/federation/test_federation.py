@@ -29,7 +29,7 @@ from partita.models import prior_of
 from partita.report.posterior import in_units, intervals
 from partita.server.ledger import Ledger
 from partita.server.schedules import Board, Sequential
-from partita.site.answers import Site, read_table
+from partita.site.gate import Site, read_table
 from partita.site.settings import read_site, site_file_text
 from partita.studies.faults.chaos import Chaos
 from partita.wire.codec import encode_question

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partita.designs.design import Design, random_of_site
+from partita.designs.design import COUNTS, Design, random_of_site
 from partita.metrics import sum_bins
 
 LEVELS = (0.5, 0.8, 0.95)
@@ -33,11 +33,13 @@ def predict_observations(design: Design, draws: Draws, X: np.ndarray, rng: np.ra
         f = 1 / (1 + np.exp(-f))
     elif design.family == "gaussian":
         f = f + design.target_unit * others["noise"] * rng.normal(size=f.shape)
-    else:
+    elif design.family in COUNTS:
         rate = np.exp(np.minimum(f, 30.0))
         if design.family == "negative binomial":
             rate = rate * rng.gamma(others["size"], 1 / others["size"], f.shape)
         f = rng.poisson(rate)
+    else:
+        raise NotImplementedError(f"draws of the response {design.family!r}")
     return f
 
 

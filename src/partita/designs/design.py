@@ -14,7 +14,7 @@ from partita.designs.columns import Column, make_example
 from partita.designs.language import Parsed
 from partita.errors import InputError, reason
 
-FAMILIES = ("gaussian", "bernoulli", "poisson", "negative binomial")
+RESPONSES = ("gaussian", "bernoulli", "poisson", "negative binomial")
 COUNTS = ("poisson", "negative binomial")
 # What else people call them, in small letters and with blanks.
 ALSO_CALLED = {
@@ -126,15 +126,15 @@ class Counts:
 
 
 def choose_family(family: Any) -> str:
-    """One of FAMILIES, by its name or another one that can only mean it."""
+    """One of RESPONSES, by its name or another one that can only mean it."""
     words = re.sub(r"[\s_-]+", " ", family).strip().lower() if isinstance(family, str) else ""
     known = ALSO_CALLED.get(words, words)
-    if known in FAMILIES:
+    if known in RESPONSES:
         return known
     asked = words or type(family).__name__.lower()
-    close = difflib.get_close_matches(asked, [*FAMILIES, *ALSO_CALLED], n=1)
+    close = difflib.get_close_matches(asked, [*RESPONSES, *ALSO_CALLED], n=1)
     meant = f"; did you mean {ALSO_CALLED.get(close[0], close[0])!r}?" if close else ""
-    raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}{meant}")
+    raise InputError(f"family: expected one of {', '.join(RESPONSES)}, got {family!r}{meant}")
 
 
 def target_levels(parsed: Parsed, columns: Mapping[str, Column]) -> tuple[str, ...] | None:

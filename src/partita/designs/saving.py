@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from partita.designs.columns import Column
-from partita.designs.design import COUNTS, FAMILIES, MOST_COLUMNS, Counts, Design, Reading, specify, target_levels
+from partita.designs.design import COUNTS, MOST_COLUMNS, RESPONSES, Counts, Design, Reading, specify, target_levels
 from partita.designs.language import Parsed, parse_terms
 from partita.errors import CorruptStorage, reason
 from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
@@ -42,7 +42,7 @@ def _terms(value: Any, place: str) -> None:
 PARTS = {
     # Only words: what is evaluated are the terms.
     "formula": anything,
-    "family": one_of(FAMILIES),
+    "family": one_of(RESPONSES),
     "group": maybe(text()),
     "columns": items(_pair),
     "left": _terms,

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from partita.designs.design import FAMILIES as FAMILIES
+from partita.designs.design import RESPONSES as RESPONSES
 from partita.designs.design import Design, choose_family
 from partita.designs.saving import pack_stored
 from partita.errors import InputError
@@ -230,8 +230,10 @@ def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, no
             numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
         elif family == "poisson":
             numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        else:
+        elif family == "negative binomial":
             size = numpyro.sample("size", dist.Gamma(2, 0.1))
             numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(f), size), obs=y)
+        else:
+            raise NotImplementedError(f"a program for the response {family!r}")
 
     return program

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from partita.designs.design import Design
+from partita.designs.design import COUNTS, Design
 from partita.expectations import hermite
 from partita.result import Result
 
@@ -32,8 +32,10 @@ def expect_observations(design: Design, result: Result, means: Mapping[str, floa
         nodes, weights = hermite(POINTS)
         points = f[:, None, None] + np.sqrt(variance)[..., None] * nodes
         mean: np.ndarray = (expit(points) @ weights).mean(axis=1)
-    else:
+    elif design.family in COUNTS:
         mean = np.exp(f[:, None] + variance / 2).mean(axis=1)
+    else:
+        raise NotImplementedError(f"expectations of the response {design.family!r}")
     return mean
 
 

@@ -22,7 +22,7 @@ class Inbox:
     """What comes from sites: each update once, checked, and on disk before anybody hears of it.
 
     On resume what the journal holds comes first. Meanwhile tasks are held back; those that it does not answer go to the
-    engine afterwards. The disk works while the ledger folds: `settle` waits for it, before the fold is told of.
+    engine afterwards. The disk works while the ledger folds: `acknowledge` waits for it, before the fold is told of.
     """
 
     def __init__(self, engine: Engine, ledger: Ledger, rules: Chain, journal: Journal | None, names: SiteNames):
@@ -55,7 +55,7 @@ class Inbox:
     def collect(self, waiting: Container[int]) -> Arrival:
         """Wait for something new, given whose updates have come and wait to be folded."""
         while not self._taken:
-            self.settle()
+            self.flush()
             if self._next is not None:
                 self._replay()
             else:
@@ -140,9 +140,9 @@ class Inbox:
         if self._next is not None:
             self._decided += decided
         elif self._journal is not None and decided:
-            self.settle()
+            self.flush()
             self._written = self._writer.submit(self._journal.append, decided)
-        self.settle()
+        self.flush()
         if self._journal is not None:
             self._journal.add_posterior(fold, posterior)
         reached("after fold")
@@ -151,7 +151,7 @@ class Inbox:
             error.call(self._names.of)
         return tuple(map(str, refused))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Wait until everything is on disk that was handed on; an error, if it cannot be."""
         written, self._written = self._written, None
         if written is not None:
@@ -199,7 +199,7 @@ class Inbox:
 
     def check_exhausted(self) -> None:
         """That the schedule has asked for everything that the journal holds."""
-        self.settle()
+        self.flush()
         if self._next is not None:
             raise RunMismatch(
                 "the journal holds more updates than the schedule asks for: raise its rounds, passes or updates"

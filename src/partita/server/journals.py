@@ -131,11 +131,18 @@ def _selected(
                     raise CorruptStorage(f"{path}: {table}: holds more than a file of its size can")
                 yield row
     except sqlite3.OperationalError as error:
-        raise StorageError(f"{path}: {error}") from error
+        raise explain(path, error) from error
     except sqlite3.DatabaseError as error:
         raise CorruptStorage(f"{path}: {error}") from error
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+def explain(path: Path, error: sqlite3.OperationalError) -> StorageError:
+    """What SQLite could not do, in words; a query that was stopped by `bound` has a reason in the file."""
+    if str(error) == "interrupted":
+        return CorruptStorage(f"{path}: takes more steps to read than a journal of its size can need: it is damaged")
+    return StorageError(f"{path}: {error}")
 
 
 def database_files(path: Path) -> list[Path]:

@@ -35,7 +35,7 @@ SYMMETRIC = 1e-6
 
 
 def unchanged(changes: Family, factors: Family) -> Family:
-    """Damping that takes changes as they are."""
+    """Take changes as they are."""
     return changes
 
 
@@ -186,7 +186,9 @@ class Ledger:
         allowed: Callable[[Family], bool] = anywhere,
         least: float = 0.0,
     ) -> np.ndarray:
-        """Apply updates together: `check` them, let `temper` damp the changes, cut these to what there is room for.
+        """Apply updates together, without rules: for streams and for who has no run, whose folds are in `folding.py`.
+
+        Updates are checked, `temper` damps their changes, and these are cut to what there is room for.
 
         `temper` is given the changes and those sites' factors. `allowed` says whether the posterior may become what it
         would; if not, less is taken. Gives the share of each site's tempered change that was accepted.

@@ -32,7 +32,16 @@ from partita.foundation.foreign import parse_json
 from partita.foundation.locks import try_lock
 from partita.foundation.plain import Row, to_json
 from partita.foundation.text import clean
-from partita.server.journals import JOURNAL_FORMAT, MOST_ROW, SCHEMA, bound, check_format, check_schema, database_files
+from partita.server.journals import (
+    JOURNAL_FORMAT,
+    MOST_ROW,
+    SCHEMA,
+    bound,
+    check_format,
+    check_schema,
+    database_files,
+    explain,
+)
 from partita.server.journals import read_history as read_history
 from partita.server.journals import read_notices as read_notices
 from partita.server.journals import read_strikes as read_strikes
@@ -74,7 +83,7 @@ class Journal:
                 self._digests = dict(self._database.execute("SELECT fold, digest FROM posteriors"))
                 self._database.set_progress_handler(None, 0)
             except sqlite3.OperationalError as error:
-                raise StorageError(f"{self.path}: {error}") from error
+                raise explain(self.path, error) from error
             except sqlite3.DatabaseError as error:
                 raise CorruptStorage(f"{self.path}: {error}") from error
             except OSError as error:
@@ -141,7 +150,10 @@ class Journal:
                     payload = self._read(place, size)
                 if not isinstance(payload, bytes) or _digest(number, kind, site, version, payload) != digest:
                     where = self.path if place is None else self.folder / "payloads"
-                    raise CorruptStorage(f"{where}: update {number} (site {site}) is not what was written")
+                    raise CorruptStorage(
+                        f"{where}: update {number} (site {site}) is not what was written: the file is damaged, or was "
+                        "changed; restore a copy of the folder, or begin again in another one"
+                    )
                 if number != last + 1:
                     raise CorruptStorage(f"{self.path}: something is missing before update {number} (site {site})")
                 last = number

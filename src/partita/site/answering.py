@@ -1,4 +1,7 @@
-"""What a site computes for each question, from its own data: everything that leaves it beside updates is made here."""
+"""What is computed for each question, where the data are: in one process, and on a cluster.
+
+A federation's site answers two of them, `about` and `evaluate`, and does so in `gate.py`, behind its policy.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -12,7 +12,7 @@ from partita.foundation.logs import open_log
 from partita.foundation.network import is_server_up
 from partita.foundation.runtime import cache_compilation
 from partita.foundation.signals import IsEnding, notice_signals, pause
-from partita.site.answers import Site
+from partita.site.gate import Site
 from partita.site.node import Answer, Disconnected, Node, Record, Refused
 from partita.site.settings import SiteSettings, read_site
 

@@ -1,4 +1,4 @@
-"""What a site answers a server: it builds the model that it is told, looks at its own data, and asks its policy."""
+"""The gate of a federation's site: which questions of a server it answers, after its person and policy were asked."""
 
 import math
 from pathlib import Path
