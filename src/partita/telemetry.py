@@ -3,11 +3,12 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
+from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.checks import check_count
 from partita.foundation.plain import Row, to_json
@@ -170,7 +171,10 @@ class Progress:
 def tell(event: Event, callbacks: Sequence[Callback]) -> Row:
     """Call everybody who listens; the event's row of history, with what they have measured."""
     for callback in callbacks:
-        event.metrics.update(callback(event) or {})
+        measured = callback(event)
+        if measured is not None and not isinstance(measured, Mapping):
+            raise InputError(f"callbacks: expected a dictionary of measured values or None, got {measured!r}")
+        event.metrics.update(measured or {})
     return event.row()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import partita as pt
 from partita.engines import InProcess
-from partita.errors import Stalled
+from partita.errors import EngineError, Stalled
 from partita.server.inbox import FRUITLESS
 from partita.wire.messages import Notice
 
@@ -113,3 +113,27 @@ def test_what_was_delivered_before_a_resume_is_not_asked_for_again(tmp_path):
     assert sum(asked) == 0
     assert all(event.replayed for event in again)
     assert_same(again, whole)
+
+
+@pytest.mark.parametrize("kind", ["retired", "away", "back"])
+def test_a_notice_behind_the_last_update_takes_effect_and_the_run_can_be_resumed(tmp_path, kind):
+    rounds = []
+
+    def add_notice(arrivals):
+        rounds.append(None)
+        return [*arrivals, Notice(0, kind)] if len(rounds) == ROUNDS else arrivals
+
+    def fit(engine, resume=False):
+        model = pt.models.LinearRegression(features=2, noise=0.5)
+        schedule = pt.schedules.Synchronous(rounds=ROUNDS)
+        return pt.fit(model, SHARDS, schedule=schedule, engine=engine, run_dir=tmp_path, resume=resume)
+
+    result = fit(Changed(change=add_notice))
+    assert (not np.any(result.factors[0].precision)) == (kind == "retired")
+    assert fit(InProcess(), resume=True).fingerprint == result.fingerprint
+
+
+@pytest.mark.parametrize("notice", [Notice(3, "away"), Notice(-1, "away"), Notice(0, "gone")])
+def test_a_notice_that_no_journal_could_hold_is_the_engines_mistake(tmp_path, notice):
+    with pytest.raises(EngineError, match=f"notice of kind '{notice.kind}' for site {notice.site}"):
+        run(Changed(change=lambda arrivals: [notice, *arrivals]), run_dir=tmp_path)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -154,6 +155,12 @@ class TestOwnRules:
         for read in (read_notices, read_strikes):
             assert read(tmp_path / "part") == read(tmp_path / "whole")
 
+    @pytest.mark.parametrize("rounds", [1, 2, 3])
+    def test_a_run_that_struck_or_quarantined_in_its_last_fold_can_be_resumed(self, tmp_path, rounds):
+        settings = {"rules": [Halve((1,), strike=True)], "schedule": Synchronous(rounds=rounds), "run_dir": tmp_path}
+        assert fit(**settings).fingerprint == fit(**settings, resume=True).fingerprint
+        assert len(read_strikes(tmp_path)) + len(read_notices(tmp_path)) == rounds
+
     def test_another_rule_is_another_run(self, tmp_path):
         fit(rules=[Halve((1,))], run_dir=tmp_path)
         with pytest.raises(pt.errors.RunMismatch, match="rules"):
@@ -162,6 +169,71 @@ class TestOwnRules:
     def test_what_is_no_rule_is_refused(self):
         with pytest.raises(InputError, match="rules: expected rules, which have an `init`, got 3"):
             fit(rules=[3])
+
+
+@dataclass(frozen=True)
+class Wrong(RuleState):
+    """A rule with a mistake, which is its own state."""
+
+    how: str
+
+    def init(self, setup):
+        return self
+
+    def apply(self, proposal):
+        match self.how:
+            case "nothing":
+                return None
+            case "too many shares":
+                return proposal.cut(np.ones(5))
+            case "no share":
+                return proposal.cut(np.full(4, np.nan))
+            case "more than all":
+                return proposal.cut(np.full(4, 2.0))
+            case "other sites":
+                return replace(proposal, sites=list(reversed(proposal.sites)))
+            case "other numbers":
+                return replace(proposal, changes=jax.tree.map(lambda a: a.astype(np.float32), proposal.changes))
+            case "not finite":
+                return replace(proposal, changes=proposal.changes**np.inf)
+        return proposal
+
+    def settle(self, taken):
+        return ["bad"] if self.how == "words" else [Remark(17, "is not here")] if self.how == "a stranger" else []
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("how", "words"),
+        [
+            ("nothing", "expected a Proposal, got NoneType"),
+            ("too many shares", "expected 4 shares from 0 to 1"),
+            ("no share", "expected 4 shares from 0 to 1"),
+            ("more than all", "expected 4 shares from 0 to 1"),
+            ("other sites", "has to leave the sites as they are"),
+            ("other numbers", "expected changes of the same family, shapes and dtypes"),
+            ("not finite", "made changes that are not finite"),
+            ("words", "expected a list of remarks"),
+            ("a stranger", "there is no site 17"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+    @pytest.mark.filterwarnings("ignore:could not broadcast")
+    def test_a_mistake_in_a_rule_is_told_with_its_name(self, how, words):
+        with pytest.raises(InputError, match=rf"rules: Wrong\.\w+: {words}"):
+            fit(rules=[Wrong(how)])
+
+    def test_a_rule_that_writes_into_factors_does_not_reach_the_ledger(self):
+        class Writes(RuleState):
+            def init(self, setup):
+                return self
+
+            def apply(self, proposal):
+                for leaf in jax.tree.leaves(proposal.factors):
+                    leaf += 1.0
+                return proposal
+
+        assert fit(rules=[Writes()]).fingerprint == fit().fingerprint
 
 
 class TestStrikes:

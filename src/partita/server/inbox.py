@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import get_args
 
-from partita.errors import NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
+from partita.errors import EngineError, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
 from partita.families import Family
 from partita.server.ledger import Ledger
 from partita.server.rules.chain import Chain
@@ -99,12 +100,21 @@ class Inbox:
                 return None
             good = self._admit(arrival)
         else:
+            self._check_notice(arrival)
             good = arrival
         if isinstance(good, Update):
             answered.add(good.site)
         elif good is not None and good.ends_task:
             withdrawn.add(good.site)
         return good
+
+    def _check_notice(self, notice: Notice) -> None:
+        """An engine tells of sites of this run, in words that a journal knows; or it is broken."""
+        if notice.kind not in get_args(NoticeKind) or not 0 <= notice.site < self._ledger.sites:
+            raise EngineError(
+                f"the engine gave a notice of kind {notice.kind!r} for site {notice.site}: a run with "
+                f"{self._ledger.sites} sites knows {', '.join(get_args(NoticeKind))}"
+            )
 
     def _admit(self, update: Update) -> Arrival | None:
         """An update that the ledger and all rules admit; a notice, if it is refused; nothing, if nobody asked."""
@@ -197,13 +207,23 @@ class Inbox:
         number = None if self._journal is None else self._journal.receipt(update.site, update.version)
         return error if number is None else NotOutstanding(update.site, f"it was taken before, as number {number}")
 
-    def check_exhausted(self) -> None:
-        """That the schedule has asked for everything that the journal holds."""
+    def finish(self) -> list[Notice]:
+        """At the end of a run: notices that came behind its last update, which still have to take effect.
+
+        An error, if the journal holds updates that the schedule has not asked for.
+        """
         self.flush()
-        if self._next is not None:
-            raise RunMismatch(
-                "the journal holds more updates than the schedule asks for: raise its rounds, passes or updates"
-            )
+        while self._next is not None:
+            if isinstance(self._next, Update):
+                raise RunMismatch(
+                    "the journal holds more updates than the schedule asks for: raise its rounds, passes or updates"
+                )
+            self._replay()
+        if self._journal is not None and self._decided:
+            # The run was killed between its last fold and what it had decided then.
+            self._journal.append(self._decided)
+        rest, self._taken = [arrival for arrival in self._taken if isinstance(arrival, Notice)], deque()
+        return rest
 
 
 def _is_same(notice: Notice, arrival: Arrival) -> bool:

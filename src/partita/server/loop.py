@@ -31,7 +31,8 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
                 note(run, notice)
             refused = inbox.acknowledge(event.fold, event.posterior, notices)
             yield replace(event, replayed=inbox.replaying, refused=refused)
-        inbox.check_exhausted()
+        for notice in inbox.finish():
+            note(run, notice)
     if run.accounts.tally.folds == 0:
         away = "; ".join(f"{run.names.of(site)}: {reason}" for site, reason in sorted(run.board.away.items()))
         raise Stalled(f"the run ended without a single update, and the posterior is the prior. {away}".rstrip())

@@ -17,6 +17,7 @@ from partita.server.rules.admission import Finite
 from partita.server.rules.chain import Chain
 from partita.server.rules.cone import Cone
 from partita.server.rules.limits import Age, TrustRegion
+from partita.server.rules.own import OwnRule
 from partita.server.rules.strikes import Strikes
 from partita.server.schedules import Board
 from partita.server.settings import Chosen
@@ -70,7 +71,7 @@ class Run:
         limits, learner = self.settings.limits, self.learner
         finite = Finite() if learner is None else Finite(learner.names, tuple(self.model.hyper))
         rules: tuple[Rule, ...] = (
-            Age(limits.staleness), finite, self.settings.damping, *self.settings.rules,
+            Age(limits.staleness), finite, self.settings.damping, *map(OwnRule, self.settings.rules),
             TrustRegion(limits), Cone(self.ledger),
         )  # fmt: skip
         return Chain.of(rules, self.setup, Strikes(limits.strikes, self.names))

@@ -21,11 +21,13 @@ from partita.site.worker import Worker, load_shard
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import About, AboutAnswer, Answer, Evaluate, EvaluateAnswer, Question
+from partita.wire.questions import QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer, Question
 from partita.wire.recipe import Columns, Recipe
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
 CANNOT = "cannot answer; its own log says why"
+# What a federation's server may ask: for updates, and for what a recipe's questions are.
+ANSWERED = ("refine", About.name, Evaluate.name)
 
 
 class Site:
@@ -55,8 +57,13 @@ class Site:
             return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
 
     def _answer(self, kind: str, request: dict[str, Any]) -> bytes:
+        # Before anything of it is read: reading a question can be work.
+        if kind in QUESTIONS and kind not in ANSWERED:
+            raise PolicyRefusal(f"the server asks for {clean(kind)!r}, which this site's policy does not allow")
         try:
-            number, payload = int(request["site"]), bytes(request["payload"])
+            number, payload = int(request["site"]), request["payload"]
+            if not isinstance(payload, bytes):
+                raise TypeError("the payload is not bytes")
             text, digest, version = (str(request[name]) for name in ("recipe", "digest", "version"))
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None

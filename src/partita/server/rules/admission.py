@@ -5,6 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from partita.errors import MalformedUpdate
+from partita.foundation.checks import is_number
 from partita.server.rules.base import RuleState, Setup
 from partita.solvers import Outcome
 from partita.wire.tasks import Update
@@ -29,12 +30,14 @@ class Finite(RuleState):
         return self
 
     def admit(self, update: Update, version: int) -> None:
+        if update.outcome not in set(Outcome):
+            raise MalformedUpdate(update.site, f"outcome: expected one of a solver's, got {update.outcome!r}")
         failed = Outcome(update.outcome) is Outcome.NOT_FINITE
         for name in ("expected_log_prob", "expected_log_factor", "expected_log_change", "seconds", "finished_at"):
             value = getattr(update, name)
             if failed and name.startswith("expected"):
                 continue  # The site says so itself, and its report is not counted.
-            if not abs(value) <= LARGEST:
+            if not is_number(value) or not abs(value) <= LARGEST:
                 raise MalformedUpdate(update.site, f"{name}: expected a finite number, got {value}")
         if update.seconds < 0:
             raise MalformedUpdate(update.site, f"seconds: expected no negative number, got {update.seconds}")

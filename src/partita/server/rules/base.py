@@ -72,7 +72,7 @@ class Proposal:
     common: float = 1.0
 
     def cut(self, shares: np.ndarray) -> "Proposal":
-        """The same with only a share of each site's change."""
+        """The same with only a share, from 0 to 1, of each site's change."""
         return replace(self, changes=self.changes.scale_rows(shares), shares=shares)
 
 
