@@ -171,10 +171,10 @@ class Progress:
 def tell(event: Event, callbacks: Sequence[Callback]) -> Row:
     """Call everybody who listens; the event's row of history, with what they have measured."""
     for callback in callbacks:
-        measured = callback(event)
-        if measured is not None and not isinstance(measured, Mapping):
+        measured = callback(event) or {}
+        if not isinstance(measured, Mapping):
             raise InputError(f"callbacks: expected a dictionary of measured values or None, got {measured!r}")
-        event.metrics.update(measured or {})
+        event.metrics.update(measured)
     return event.row()
 
 
