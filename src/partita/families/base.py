@@ -123,7 +123,9 @@ class Family(Tree):
     def rows(self) -> list[Self]:
         """Each row of a stack as a density of its own; views."""
         leaves, structure = jax.tree.flatten(self)
-        return [jax.tree.unflatten(structure, [leaf[i, ...] for leaf in leaves]) for i in range(len(leaves[0]))]
+        # Iterating over an array is quicker than indexing it, but makes numbers of arrays without further axes.
+        columns = [leaf if leaf.ndim > 1 else [leaf[i, ...] for i in range(len(leaf))] for leaf in leaves]
+        return [jax.tree.unflatten(structure, row) for row in zip(*columns, strict=True)]
 
     def row(self, index: int) -> Self:
         """One row of a stack; a view."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri
 
 from partita.families import Family
 from partita.families.marginals import Marginals
@@ -68,7 +68,8 @@ def normal_quantiles(posterior: Family, place: int) -> Callable[[Any], np.ndarra
 
     def quantiles(probabilities: Any) -> np.ndarray:
         location, scale = float(gaussian.location[place]), float(gaussian.scale[place])
-        return stats.norm.ppf(probabilities, location, scale)
+        found: np.ndarray = location + scale * ndtri(probabilities)
+        return found
 
     return quantiles
 

@@ -158,7 +158,7 @@ class Ledger:
             start, end = self.posterior.cone(), (self.posterior * change).cone()
             if admissible_share(start, end, self.floor_with(end)) < least:
                 return False
-            return bool(find_unburied_shares(self, [site], change.repeat(1), least)[0] > 0)
+            return bool(find_unburied_shares(self, [site], Family.stack([change]), least)[0] > 0)
 
     def take(
         self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool] = anywhere

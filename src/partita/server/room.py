@@ -97,7 +97,7 @@ def find_unburied_shares(ledger: HasRoom, sites: Sequence[int], changes: Family,
     if least == 0 or ledger.sites == 1:
         return shares
     ends = _sizes_of_rows(ledger.posterior.times_rows(changes))
-    if not np.any(_exceeding(ends, _sizes_of_rows(ledger.prior.repeat(1)))):
+    if not np.any(_exceeding(ends, _sizes_of_rows(Family.stack([ledger.prior])))):
         return shares
     others = [_largest_of_others(rows) for rows in _sizes_of_rows(changes)]
     cavities = ledger.posterior.times_rows(ledger.factors_of(sites) ** -1.0)
@@ -119,7 +119,7 @@ def _unburied_share(
     while share >= least:
         end = ledger.posterior * change**share
         lost = jax.tree.map(lambda floor: times * floor, rounding_floor(end.cone()))
-        if not np.any(_exceeding(_sizes_of_rows(end.repeat(1)), usual)):
+        if not np.any(_exceeding(_sizes_of_rows(Family.stack([end])), usual)):
             return share
         seen = is_surely_inside(lowered(end.cone() if alone else cavity.cone(), lost))
         if seen and is_surely_inside(end.cone()) and end.kl(ledger.posterior) <= FARTHEST:
