@@ -80,7 +80,8 @@ class PartitionedClassifier(ClassifierMixin, Partitioned):  # type: ignore[misc,
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
-        return self.result_.predict_proba(self._check_inputs(X))
+        inputs = self._check_inputs(X)  # First: it is what says that nothing has been fitted yet.
+        return self.result_.predict_proba(inputs)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
