@@ -64,7 +64,6 @@ class Fitted(NamedTuple):
     """Changes of which a ledger has room for `share`, all alike; `shares` is what was left of each before that."""
 
     changes: Family
-    total: Family
     shares: np.ndarray
     share: float
 
@@ -84,7 +83,7 @@ def fit_changes(ledger: HasRoom, sites: Sequence[int], changes: Family, least: f
             changes = changes.scale_rows(shares)
             total = changes.product_of_rows()
             share = ledger.share(sites, changes, total)
-    return Fitted(changes, total, heard * shares, 0.0 if share < least else share)
+    return Fitted(changes, heard * shares, 0.0 if share < least else share)
 
 
 def find_unburied_shares(ledger: HasRoom, sites: Sequence[int], changes: Family, least: float) -> np.ndarray:

@@ -6,7 +6,7 @@ Everything else that a state may do is optional: refuse an update before it is w
 energies (`observe`), have the last word on where the posterior goes (`allows`), and say what it did to whom (`settle`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -137,6 +137,3 @@ class Rule(Protocol):
     def init(self, setup: Setup) -> RuleState:
         """The state of this rule in a run."""
         ...
-
-
-Allowed = Callable[[Family], bool]
