@@ -16,7 +16,7 @@ from partita.families import Family
 from partita.foundation.plain import Row
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.models.layout import unpack_layout
-from partita.models.program_rows import Laid
+from partita.models.program_rows import PreparedProgram
 from partita.result import Result
 from partita.server.events import Event
 from partita.server.loop import iterate
@@ -158,7 +158,9 @@ def _size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNam
     """A model that has to see rows or groups to know what it is made of, told by those who have them."""
     if model.needs_rows:
         (found,) = ask_all(engine, {0: Layout()}, sites, names)
-        model = model.with_layout(Laid(unpack_layout(found.layout), found.location, found.scale, found.is_gaussian))
+        model = model.with_layout(
+            PreparedProgram(unpack_layout(found.layout), found.location, found.scale, found.is_gaussian)
+        )
     if model.needs_groups:
         answers = ask_all(engine, Groups(), sites, names)
         model = model.with_groups([(answer.codes, answer.largest) for answer in answers])

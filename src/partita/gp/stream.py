@@ -15,7 +15,8 @@ from partita.families.gaussian import Gaussian
 from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.foundation.moments import Affine
 from partita.foundation.plain import Row
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import on_host, precision
+from partita.foundation.shapes import Inputs, Scalar
 from partita.gp import saving
 from partita.gp.beliefs import Beliefs, mirrored_normals
 from partita.gp.events import describe_batch
@@ -185,7 +186,7 @@ class Stream:
         others = (*parts[:batch], *parts[batch + 1 :])
         return replace(self, factor=factor, parts=others, batches=self.batches - 1, log_evidence=float("nan"))
 
-    def refined(self, batch: int, X: np.ndarray, y: np.ndarray) -> "Stream":
+    def refine(self, batch: int, X: np.ndarray, y: np.ndarray) -> "Stream":
         """The factor of a batch computed again from its data, with the points and hyperparameters of today."""
         parts = self._parts_of(batch)
         cavity = divide(self.factor, parts[batch])
@@ -228,7 +229,7 @@ class Stream:
         ledger.fold(changes)
         return ledger
 
-    def rescaled(self, before: Affine, after: Affine, targets: tuple[Affine, Affine] | None) -> "Stream":
+    def rescale(self, before: Affine, after: Affine, targets: tuple[Affine, Affine] | None) -> "Stream":
         """The same stream in other units of inputs and, where given, of targets."""
         outputs = len(self.factor.shift)
         if targets is None:
@@ -276,17 +277,17 @@ class Stream:
 
 
 @eqx.filter_jit
-def predict(gp: SparseGP, drawn: Any, factor: Factor, X: Array, jitter: Array) -> Any:
+def predict(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and variance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict(params, factor, X, jitter), drawn)
 
 
 @eqx.filter_jit
-def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Array, jitter: Array) -> Any:
+def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and covariance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict_jointly(params, factor, X, jitter), drawn)
 
 
 @eqx.filter_jit
-def whiten(gp: SparseGP, params: Any, factor: Factor, jitter: Array) -> Whitened:
+def whiten(gp: SparseGP, params: Any, factor: Factor, jitter: Scalar) -> Whitened:
     return gp.posterior(params, factor, jitter)

@@ -133,7 +133,7 @@ class AbstractModel(Opening):
     @property
     def start(self) -> Family | None:
         """A density from which refinements of the untouched prior start, where the prior is a bad place."""
-        return narrowed(prior_of(self, self.hyper)) if self.steep and self.given_prior is None else None
+        return narrow(prior_of(self, self.hyper)) if self.steep and self.given_prior is None else None
 
     @property
     def dtype(self) -> np.dtype:
@@ -219,7 +219,7 @@ def check_labels(site: int, y: np.ndarray, classes: int) -> np.ndarray:
     return y
 
 
-def narrowed(prior: Family) -> Family | None:
+def narrow(prior: Family) -> Family | None:
     """A tenth as wide as a Gaussian prior over a vector, or 0.1, around its mean; None for other priors.
 
     Under a wide prior, what is expected of an exponential has little to do with where the data lead.

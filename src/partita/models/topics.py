@@ -106,10 +106,10 @@ class LatentDirichletAllocation(AbstractModel):
         order = np.argsort(lengths[kept], kind="stable")
         kept = kept[order]
         place = np.arange(rounded(int(lengths.max())))
-        there = place < lengths[kept][:, None]
-        index = np.where(there, matrix.indptr[kept][:, None] + place, 0)
-        words = np.where(there, matrix.indices[index], 0).astype(np.int32)
-        counts = np.where(there, matrix.data[index], 0).astype(self.dtype)
+        is_word = place < lengths[kept][:, None]
+        index = np.where(is_word, matrix.indptr[kept][:, None] + place, 0)
+        words = np.where(is_word, matrix.indices[index], 0).astype(np.int32)
+        counts = np.where(is_word, matrix.data[index], 0).astype(self.dtype)
         return Documents(words, counts), order
 
     def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> PerRow:
@@ -140,7 +140,7 @@ class LatentDirichletAllocation(AbstractModel):
         total = jnp.sum(data.counts, axis=1)
         start = jnp.broadcast_to((alpha + total / self.topics)[:, None], (len(total), self.topics))
 
-        def ascended(likely: Array, counts: Array) -> Array:
+        def ascend(likely: Array, counts: Array) -> Array:
             def step(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
                 number, gamma, _ = carry
                 weight = jnp.exp(_expected_logs(gamma))
@@ -154,7 +154,7 @@ class LatentDirichletAllocation(AbstractModel):
             first = (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, start.dtype))
             return jax.lax.while_loop(again, step, first)[1]
 
-        return _cut(table, data, ascended)
+        return _cut(table, data, ascend)
 
     def _bound(self, table: "Table", data: Documents, gamma: Array) -> Array:
         alpha, K = self.document_concentration, self.topics

@@ -18,11 +18,11 @@ from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
     is_surely_inside,
-    larger,
+    larger_floor,
     lower_bound,
-    lowered,
     rounding_floor,
-    shifted,
+    shift_cone,
+    subtract_floor,
 )
 from partita.foundation.runtime import same_structure
 from partita.models import Hyper
@@ -259,7 +259,7 @@ class Ledger:
 
     def floor_with(self, end: Cone) -> Cone:
         """What cannot be told from zero beside the largest numbers that were added up, these among them."""
-        return larger(self._floor, rounding_floor(end))
+        return larger_floor(self._floor, rounding_floor(end))
 
     def bound(self) -> Cone | None:
         """A lower bound of all cavities, if there is one."""
@@ -274,7 +274,7 @@ class Ledger:
         share, self.posterior, cavities = self._verify(sites, changes, share, allowed)
         self._floor = self.floor_with(self.posterior.cone())
         if weakest is not None:
-            weakest = shifted(weakest, start, self.posterior.cone())
+            weakest = shift_cone(weakest, start, self.posterior.cone())
             own = (cavity.cone() for cavity in cavities.rows())
             weakest = lower_bound((weakest, *own)) if is_surely_inside(weakest) else None
         self._weakest = weakest
@@ -330,7 +330,7 @@ class Ledger:
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
         divided = posterior.divide_rows(own)
-        if is_surely_inside(lowered(divided.cone(), rounding_floor(posterior.cone()))):
+        if is_surely_inside(subtract_floor(divided.cone(), rounding_floor(posterior.cone()))):
             return divided
         factors = self._factors.copy()
         factors.put_rows(sites, own)
@@ -340,11 +340,11 @@ class Ledger:
         """What the cavities of all other sites allow: by the bound, and exactly only where the bound does not do."""
         bound = self.bound()
         floor = self.floor_with(end)
-        share = 0.0 if bound is None else admissible_share(bound, shifted(bound, start, end), floor)
+        share = 0.0 if bound is None else admissible_share(bound, shift_cone(bound, start, end), floor)
         if share < 1:
             mine = set(sites)
             cones = [self.cavity(site).cone() for site in range(self.sites) if site not in mine]
-            share = min(admissible_share(cone, shifted(cone, start, end), floor) for cone in cones)
+            share = min(admissible_share(cone, shift_cone(cone, start, end), floor) for cone in cones)
             self._weakest = lower_bound(cones)
         return share
 
