@@ -26,7 +26,7 @@ from partita.predictive import expected_response, predictive_std, scaled_columns
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.site.columns import Columns, arrange
 
-# Of a saved result, beside arrays. Hyperparameters are positive; JSON has no nan.
+# What a file says of a result beside its arrays. Hyperparameters are positive; JSON has no nan.
 ABOUT = fields(
     {
         "model": fields({"name": text()}, others=anything),
@@ -41,7 +41,7 @@ ABOUT = fields(
     {"design": maybe(entries(anything))},
     anything,
 )
-# Of models: what no file can hold.
+# Settings of models that no file can hold.
 NO_SETTINGS = ("given_prior", "params")
 
 
@@ -177,7 +177,7 @@ def load(path: str | os.PathLike[str], model: AbstractModel | None = None) -> Re
 def unpacked(
     path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
 ) -> Result:
-    """From what `Result.packed` gave, as it was read from a path."""
+    """The result that `Result.packed` gave, as it was read from a path."""
     with doubted(path):
         return _unpacked(path, arrays, about, model)
 
@@ -245,7 +245,7 @@ def _width(model: AbstractModel) -> int | None:
 
 
 def _number(stored: float | None) -> float:
-    """JSON has no nan."""
+    """A number of a file; None stands for nan, which JSON does not have."""
     return float("nan") if stored is None else float(stored)
 
 
@@ -259,7 +259,7 @@ def _proper(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], name: s
 
 
 def _factors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], like: Family) -> tuple[Family, ...]:
-    """Of all sites; they need not be proper."""
+    """The factors of all sites, which need not be proper."""
     leaves = [arrays[f"factors.{i}"] for i in range(len(jax.tree.leaves(like)))]
     number = len(leaves[0])
     _check_leaves(path, "factors", leaves, [(number, *leaf.shape) for leaf in jax.tree.leaves(like)], like)

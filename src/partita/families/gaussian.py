@@ -154,7 +154,7 @@ class Gaussian(AbstractGaussian):
         return self * type(self)((tilted_m / tilted_v - m / v) * x, precision * outer(x, x))
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        """Of T θ, row by row of T."""
+        """Marginals of T θ, row by row of T."""
         return Marginals.normal(T @ self.location, np.sqrt(np.sum((T @ self.covariance) * T, axis=1)))
 
     def substituted(self, new: Substitution) -> tuple[Self, float]:

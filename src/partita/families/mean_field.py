@@ -209,7 +209,7 @@ class MeanField(AbstractGaussian):
         return _diagonal_place(self.location, self.variance, points)
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        """Of T θ, row by row of T, over all coordinates in order."""
+        """Marginals of T θ, row by row of T, over all coordinates in order."""
         location, variance = (
             np.concatenate([np.ravel(a) for a in jax.tree.leaves(t)]) for t in (self.location, self.variance)
         )

@@ -51,7 +51,7 @@ class WeightsAndNoiseMean(Tree):
 
 
 class _Whitened(NamedTuple):
-    """In coordinates z = Uᵀ D^½ w, given τ: precision 1 + τλ, location (own + τλ fitted) / (1 + τλ), independent."""
+    """Weights as z = Uᵀ D^½ w, independent given τ: precision 1 + τλ, location (own + τλ fitted) / (1 + τλ)."""
 
     basis: Array  # D^-½ U
     eigenvalues: Array  # λ
@@ -214,7 +214,7 @@ class WeightsAndNoise(Family):
         return share @ (_log_prior(u, self.noise_scale) - u)
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        """Of T w, row by row of T: normal given τ."""
+        """Marginals of T w, row by row of T: normal given τ."""
         share, means, variances = self._project_out(np.asarray(T, self.dtype))
         return Marginals(share, means, np.sqrt(variances))
 

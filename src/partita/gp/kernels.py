@@ -20,7 +20,7 @@ Params = Mapping[str, Array]
 
 # Keeps the derivative of a distance finite where it is zero.
 TINY = 1e-36
-# Of a kernel that a file describes.
+# The most parts of a kernel that is read from a file.
 MOST_PARTS = 100
 
 
@@ -41,7 +41,7 @@ class Kernel:
         """k(x, x) of each row."""
 
     def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
-        """By what each parameter grows where inputs, one number per feature, and targets grow by so much.
+        """The factor by which each parameter grows where inputs, one number per feature, and targets grow by these.
 
         Parameters that are not named here have no units.
         """
@@ -107,7 +107,7 @@ class Stationary(Kernel):
 
     @abstractmethod
     def shape(self, square: RowByPlace) -> RowByPlace:
-        """Of the squared distance; 1 at 0."""
+        """The correlation at a squared distance; 1 at 0."""
 
 
 class SquaredExponential(Stationary):
@@ -236,7 +236,7 @@ def to_settings(kernel: Kernel) -> dict[str, Any]:
 def from_settings(settings: dict[str, Any]) -> Kernel:
     """The inverse of `to_settings`; a kernel of very many parts, which nobody could compile, is refused."""
     if _count(settings) > MOST_PARTS:
-        raise InputError(f"kernel: has more than {MOST_PARTS} parts")
+        raise InputError(f"kernel: the file describes one of more than {MOST_PARTS} parts, which could not be compiled")
     return _build(settings)
 
 

@@ -212,7 +212,7 @@ def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: P
         exponentials(new.location), step._replace(points=free.points), target if gp.likelihood.exact else last[0]
     )
     if variational and totals is not None:
-        # At rates near zero: draws of what is believed in the end, from the last steps.
+        # The last steps, at rates near zero, have drawn from what is believed in the end.
         drawn = mean + spread * noise[-max(1, learning.steps // 4) :, 0]
         gained = jnp.mean(totals[-len(drawn) :]) - jnp.mean(jax.lax.map(objective.old_evidence, drawn))
         gained += divergence(old, first) - divergence(free, first)

@@ -38,7 +38,7 @@ class Likelihood:
         return {field.name: np.asarray(getattr(self, field.name), float) for field in fields(self)}
 
     def in_units(self, targets: Any) -> dict[str, Any]:
-        """By what each parameter grows where targets grow by so much; those that are not named have no units."""
+        """The factor by which each parameter grows where targets grow by this; others have no units."""
         return {}
 
     def __post_init__(self) -> None:
@@ -62,8 +62,9 @@ class Likelihood:
         return self.log_prob(params, f, y[..., None]) @ weights
 
     def gaussian_terms(self, params: Params, m: Values, v: Values, y: Values) -> tuple[Values, Values]:
-        """Of the Gaussian exp(g f - h f² / 2) that stands for p(y | f) around N(m, v): its gradient in the mean
-        parameters. Curvature that is not positive is left out.
+        """g and h of the Gaussian term exp(g f - h f² / 2) that stands for p(y | f) around N(m, v).
+
+        They are the gradient of E[log p] in the mean parameters. Curvature that is not positive is left out.
         """
 
         def total(m: Values, v: Values) -> Scalar:
@@ -202,8 +203,10 @@ class StudentT(Likelihood):
         return constant - (nu + 1) / 2 * jnp.log1p(((y - f) / scale) ** 2 / nu)
 
     def gaussian_terms(self, params: Params, m: Values, v: Values, y: Values) -> tuple[Values, Values]:
-        """Where the curvature is not positive, that of a bound: the noise as a mixture of normal ones, each row's with
-        the precision that is expected of it (Tipping and Lawrence, 2005).
+        """The same, with the curvature of a bound where its own is not positive.
+
+        The bound takes the noise for a mixture of normal ones, each row's with the precision that is expected of it
+        (Tipping and Lawrence, 2005).
         """
         g, h = super().gaussian_terms(params, m, v, y)
         bound = (self.freedom + 1) / (self.freedom * params["noise"] ** 2 + (y - m) ** 2 + v)
@@ -250,7 +253,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 
 
 def find_likelihood(likelihood: Any) -> Likelihood:
-    """From a name, or a likelihood itself."""
+    """The likelihood of a name; a likelihood is returned as it is."""
     if isinstance(likelihood, Likelihood):
         return likelihood
     if likelihood not in LIKELIHOODS:

@@ -25,7 +25,7 @@ from partita.models import AbstractModel, Hyper
 from partita.models.base import Rows
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
-# Of the quadrature over what the points leave open, which is narrower than the prior.
+# Points of the quadrature over what pseudo-points leave open: fewer than for a prior, because that is narrower.
 POINTS = 20
 
 
@@ -82,7 +82,7 @@ class SparseProcess(AbstractModel):
         return Gaussian(jnp.zeros(size, self.dtype), jnp.eye(size, dtype=self.dtype))
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From `(X, y)` or `(X, y, weights)`: rows of v, and y beside s."""
+        """Check `(X, y)` or `(X, y, weights)`, and keep rows of v, and y beside s."""
         if not isinstance(raw, tuple | list) or len(raw) not in (2, 3):
             raise ShardError(site, "shard", "expected (X, y) or (X, y, weights)")
         y = as_numbers(site, "y", raw[1], self.dtype)

@@ -94,7 +94,7 @@ class SparseGP:
         return join_params(self.kernel.initial(features), likelihood)
 
     def in_units(self, inputs: Array, targets: Array) -> dict[str, Any]:
-        """By what each parameter grows where inputs, by feature, and targets, by output, grow by so much."""
+        """The factor by which each parameter grows where inputs, by feature, and targets, by output, grow by these."""
         return join_params(
             self.kernel.in_units(np.asarray(inputs), np.exp(np.mean(np.log(targets)))),
             self.likelihood.in_units(targets),
@@ -186,7 +186,7 @@ class SparseGP:
         return present[:, None] * self.kernel.between(kernel, points, old.points) * old.present
 
     def first_terms(self, batch: Batch) -> Terms:
-        """Where refinements of terms start: as if nothing had been seen."""
+        """The terms that refinements start from: as if no row had been seen."""
         return Terms(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y))
 
     def improve_terms(self, terms: Terms, share: Scalar, bound: Callable[[Terms], tuple[Array, Terms]]) -> Any:

@@ -159,7 +159,7 @@ class Stream:
         return learnt, jitter
 
     def _learn(self, learning: Learning, step: Step, movable: np.ndarray, start: Beliefs) -> tuple[Learnt, float]:
-        """With more jitter than before only where factorisations fail without."""
+        """Learn from a batch, with more jitter than before only where factorisations fail without."""
         size = self.hyper.size
         key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
         noise = self.hyper.share_among_outputs(mirrored_normals(key, learning.steps * learning.samples, size))
@@ -178,7 +178,7 @@ class Stream:
         raise InputError("the covariance of the pseudo-points cannot be factorised: are inputs scaled, targets finite?")
 
     def without(self, batch: int) -> "Stream":
-        """As if a batch had not been seen, but for what it taught about hyperparameters: its factor is divided out."""
+        """The stream with a batch's factor divided out. What the batch taught about hyperparameters stays."""
         parts = self._parts_of(batch)
         factor = divide(self.factor, parts[batch])
         if not all(np.all(np.isfinite(leaf)) for leaf in self.whiten(factor)):
@@ -269,7 +269,7 @@ class Stream:
         return self.hyper.draw(self.seed, samples, by_output)
 
     def joint(self, X: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """As `latent`, with covariances [draws, outputs, rows, rows]."""
+        """The same as `latent`, with covariances [draws, outputs, rows, rows] in place of variances."""
         with precision(np.float64):
             drawn = self.draws(samples)
             m, S = on_host(predict_jointly(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))

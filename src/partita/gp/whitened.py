@@ -12,7 +12,7 @@ from partita.gp.shapes import OutputByPlace, OutputByRow, PlaceByRow, Square, Sq
 
 
 def cholesky(K: Square) -> Square:
-    """Of a symmetric matrix; NaN where it is not positive definite."""
+    """The lower factor of a symmetric matrix; NaN where that is not positive definite."""
     return jax.lax.linalg.cholesky(jnp.asarray(K), symmetrize_input=False)
 
 

@@ -11,7 +11,7 @@ from partita.errors import InputError
 from partita.foundation.runtime import Array
 from partita.models.integrals import POINTS
 
-# Of the prior, one by one: compiling many at once would take longer.
+# How many draws of the prior are looked at, one by one, because compiling many at once would take longer.
 DRAWS = 20
 # Real numbers, positive ones, and whatever else a variable's values can be.
 SUPPORTS = ("real", "positive", "other")
@@ -226,7 +226,7 @@ def find_layout(program: Callable[..., Any], row: Mapping[str, np.ndarray], grou
 
 
 def _has_kink(fn: Any) -> bool:
-    """Of a Laplace distribution all curvature is in one point, where a Hessian does not see it."""
+    """Whether a distribution holds Laplace's, whose curvature is all in one point, where a Hessian does not see it."""
     import numpyro.distributions as dist
 
     if isinstance(fn, dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile):

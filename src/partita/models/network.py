@@ -28,9 +28,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 Likelihood = Literal["softmax", "gaussian", "bernoulli"]
 
-# Of dense layers: deeper ones take minutes to compile, and wider ones fit into no memory.
+# The most dense layers, which take minutes to compile, and the most units of one, which fit into no memory.
 MOST_LAYERS, WIDEST = 100, 10**9
-# Of the parameters, for the spread of predictions.
+# Draws of the parameters that a predicted variance is averaged over.
 DRAWS = 256
 
 
@@ -59,7 +59,7 @@ class Dense(eqx.Module):
 
     @property
     def shapes(self) -> tuple[Layer, ...]:
-        """Of the parameters, which may be more than there is memory for."""
+        """The shapes of the parameters, of which there may be more than there is memory for."""
         return tuple(
             Layer(jax.ShapeDtypeStruct((inputs, outputs), np.float32), jax.ShapeDtypeStruct((outputs,), np.float32))
             for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False)
@@ -190,7 +190,7 @@ class Network(Predictor):
 
     @classmethod
     def for_data(cls, X: np.ndarray, y: np.ndarray, *, hidden: Sequence[int] = (50,), **settings: Any) -> Self:
-        """With these hidden layers between as many inputs as there are columns, and one output, or one per class."""
+        """A network with these hidden layers, an input for every column, and one output, or one per class."""
         classes = settings.get("likelihood", "softmax") == "softmax"
         return cls([X.shape[1], *hidden, int(np.max(y)) + 1 if classes else 1], **settings)
 
@@ -310,7 +310,7 @@ class Network(Predictor):
         return response if self.likelihood == "gaussian" else response.argmax(axis=-1)
 
     def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        """With several heads, the head of each row's label is given."""
+        """How good predictions are. With several heads, the head of each row's label is given."""
         if self.likelihood == "gaussian":
             return regression(response, y)
         if self.heads == 1:

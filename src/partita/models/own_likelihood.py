@@ -86,7 +86,7 @@ class Model(AbstractModel):
         return make_shard(data, check_weights(site, weights, len(leaves[0]), self.dtype))
 
     def _check_log_prob(self, site: int, data: Any, rows: int) -> None:
-        """That the function takes a site's data, before anything is compiled."""
+        """Check that the function takes a site's data, before anything is compiled."""
         try:
             with precision(self.dtype):
                 shape = _shape_of(self.function, self.initial_hyper, _like(self.natural_prior({})), _like(data))

@@ -42,7 +42,7 @@ class NumPyroModel(AbstractModel):
     scale: Array | None = None
     # Whether the prior is that Gaussian, or needs a site for the rest of it.
     is_gaussian: bool = eqx.field(static=True, default=True)
-    # To how many rows groups are padded, so that sites share one shape; each its own, if None.
+    # How many rows groups are padded to, so that sites share one shape; if None, each site pads to its largest.
     group_rows: int | None = eqx.field(static=True, default=None)
 
     steep: ClassVar[bool] = True
@@ -118,7 +118,7 @@ class NumPyroModel(AbstractModel):
         return None if self.layout is None else super().start
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
+        """Check arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
         layout = self._known_layout()
         if isinstance(raw, PriorTerms):
             return make_shard(stand_for_prior(layout, self.group_rows or 1), np.ones(1))
@@ -234,7 +234,7 @@ class NumPyroModel(AbstractModel):
         return run_program(self.program, arrays, known.get)
 
     def observed(self, data: Observed) -> dict[str, Array]:
-        """Only where rows are rows: groups are padded, and have variables of their own."""
+        """What was observed of each row; nothing where there are groups, which are padded."""
         layout = self._known_layout()
         if layout.local:
             return {}

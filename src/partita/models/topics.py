@@ -80,7 +80,7 @@ class LatentDirichletAllocation(AbstractModel):
         return Dirichlet.from_concentration(drawn.astype(self.dtype))
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From counts, documents by words; documents without words are left out, and short ones come first."""
+        """Check counts, documents by words. Documents without words are left out, and short ones come first."""
         data, order = self._read(site, raw)
         return make_shard(data, np.ones(len(order), self.dtype))
 
@@ -115,7 +115,7 @@ class LatentDirichletAllocation(AbstractModel):
     def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> PerRow:
         """A bound for each document, with the best shares of topics; gradients pass by how these were found."""
         table = _table(mean.expected_log)
-        parts = _in_parts(data)
+        parts = _cut_into_parts(data)
         fixed = jax.lax.stop_gradient(table)
         gamma = jax.lax.map(lambda part: self._shares(fixed, part), parts)
         bound = jax.checkpoint(lambda pair: self._bound(table, *pair))
@@ -198,8 +198,8 @@ def _cut(table: Table, data: Documents, function: Callable[[Array, Array], Array
     return jax.lax.cond(longest <= sizes[0], *(cut(size) for size in sizes))
 
 
-def _in_parts(data: Documents) -> Documents:
-    """With a leading axis of parts that are worked on one after the other; the last one is filled up."""
+def _cut_into_parts(data: Documents) -> Documents:
+    """Cut rows into parts along a leading axis, for work on one after the other; the last part is filled up."""
     size = min(AT_ONCE, len(data.words))
     parts = -(-len(data.words) // size)
     extra = parts * size - len(data.words)
@@ -209,5 +209,5 @@ def _in_parts(data: Documents) -> Documents:
 @eqx.filter_jit
 def _all_shares(model: LatentDirichletAllocation, posterior: Any, data: Documents) -> Array:
     table = _table(posterior.mean().expected_log)
-    gamma = jax.lax.map(lambda part: model._shares(table, part), _in_parts(data))
+    gamma = jax.lax.map(lambda part: model._shares(table, part), _cut_into_parts(data))
     return gamma.reshape(-1, model.topics)[: len(data.words)]

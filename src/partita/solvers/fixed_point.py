@@ -91,7 +91,7 @@ class FixedPoint(Solver):
         finite = all_finite((value, change))
         candidate = state.factor * change**step_size
         moved = jax.tree.map(lambda a, b: jnp.where(finite & possible, a, b), candidate, state.factor)
-        # By where the message leads: a step that had to be halved moves little, and yet there is more to come.
+        # Convergence is judged by where the message leads, because a step that had to be halved moves little.
         settled = relative_change(message, state.factor) <= self.tolerance
         outcome = jnp.where(
             finite,
