@@ -175,14 +175,14 @@ class Pair(Kernel):
                 raise InputError(f"kernel: expected a kernel, got {part!r}")
 
     def initial(self, features: int) -> dict[str, np.ndarray]:
-        return _join(self.first.initial(features), self.second.initial(features))
+        return join_params(first=self.first.initial(features), second=self.second.initial(features))
 
     def cross(self, params: Params, X: Inputs, Z: Places) -> RowByPlace:
-        first, second = _split(params)
+        first, second = select_params(params, "first"), select_params(params, "second")
         return self.combine(self.first.cross(first, X, Z), self.second.cross(second, X, Z))
 
     def diagonal(self, params: Params, X: Inputs) -> PerRow:
-        first, second = _split(params)
+        first, second = select_params(params, "first"), select_params(params, "second")
         return self.combine(self.first.diagonal(first, X), self.second.diagonal(second, X))
 
     @abstractmethod
@@ -191,7 +191,7 @@ class Pair(Kernel):
 
 class Sum(Pair):
     def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
-        return _join(self.first.in_units(inputs, targets), self.second.in_units(inputs, targets))
+        return join_params(first=self.first.in_units(inputs, targets), second=self.second.in_units(inputs, targets))
 
     def combine(self, first: Values, second: Values) -> Values:
         return first + second
@@ -200,23 +200,20 @@ class Sum(Pair):
 class Product(Pair):
     def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
         half = math.sqrt(targets)
-        return _join(self.first.in_units(inputs, half), self.second.in_units(inputs, half))
+        return join_params(first=self.first.in_units(inputs, half), second=self.second.in_units(inputs, half))
 
     def combine(self, first: Values, second: Values) -> Values:
         return first * second
 
 
-def _join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    sides = {"first": first, "second": second}
-    return {f"{side}.{name}": value for side, part in sides.items() for name, value in part.items()}
+def join_params(**parts: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of several parts in one dictionary, told apart by "part." before their names."""
+    return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
 
-def _split(params: Params) -> tuple[Params, Params]:
-    first, second = (
-        {name.removeprefix(f"{side}."): value for name, value in params.items() if name.startswith(f"{side}.")}
-        for side in ("first", "second")
-    )
-    return first, second
+def select_params(params: Params, part: str) -> dict[str, Any]:
+    """The parameters of one part, by their own names."""
+    return {name.removeprefix(f"{part}."): value for name, value in params.items() if name.startswith(f"{part}.")}
 
 
 KERNELS: dict[str, type[Kernel]] = {

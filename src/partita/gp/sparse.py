@@ -22,7 +22,7 @@ from jax.scipy.linalg import solve_triangular
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.gp.collapsed import Seen, integrate_out
-from partita.gp.kernels import Kernel, Params
+from partita.gp.kernels import Kernel, Params, join_params, select_params
 from partita.gp.likelihoods import Likelihood
 from partita.gp.shapes import Covariances, OutputByPlace, OutputByRow, PerPlace, PlaceByRow, Places, Square, Squares
 from partita.gp.whitened import cholesky, for_each, log_partition, moments, solve_half, weigh
@@ -83,21 +83,20 @@ class SparseGP:
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """Parameters of the kernel, and of the likelihood."""
-        kernel = {name[7:]: value for name, value in params.items() if name.startswith("kernel.")}
-        return kernel, {name[11:]: value for name, value in params.items() if name.startswith("likelihood.")}
+        return select_params(params, "kernel"), select_params(params, "likelihood")
 
     def initial(self, features: int, outputs: int = 1) -> dict[str, Any]:
         """Starting values; of what is in units of the targets, one for each output where there are several."""
         likelihood = self.likelihood.initial()
         if outputs > 1:
             likelihood |= {name: np.full(outputs, likelihood[name]) for name in self.likelihood.in_units(1.0)}
-        return join_params(self.kernel.initial(features), likelihood)
+        return join_params(kernel=self.kernel.initial(features), likelihood=likelihood)
 
     def in_units(self, inputs: Array, targets: Array) -> dict[str, Any]:
         """The factor by which each parameter grows where inputs, by feature, and targets, by output, grow by these."""
         return join_params(
-            self.kernel.in_units(np.asarray(inputs), np.exp(np.mean(np.log(targets)))),
-            self.likelihood.in_units(targets),
+            kernel=self.kernel.in_units(np.asarray(inputs), np.exp(np.mean(np.log(targets)))),
+            likelihood=self.likelihood.in_units(targets),
         )
 
     def covariance(self, params: Params, points: Places, present: PerPlace, jitter: Scalar) -> Square:
@@ -249,12 +248,6 @@ def by_output(function: Callable[..., Any], params: Params, *parts: OutputByRow)
     """A likelihood's function of outputs and rows; parameters that have an axis hold one value for each output."""
     axes = {name: 0 if jnp.ndim(value) else None for name, value in params.items()}
     return jax.vmap(function, in_axes=(axes, *(0 for _ in parts)))(params, *parts)
-
-
-def join_params(kernel: dict[str, Any], likelihood: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of both, told apart by "kernel." and "likelihood."."""
-    parts = {"kernel": kernel, "likelihood": likelihood}
-    return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
 
 def weigh_rows(batch: Batch, each: OutputByRow) -> Scalar:
