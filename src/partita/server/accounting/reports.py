@@ -202,12 +202,11 @@ class Credibility:
         sloping = {site: report for site, report in reports.items() if report.slopes}
         for site, report in sloping.items():
             self.largest[site] = max(self.largest.get(site, 0.0), abs(report.value + offsets.get(site, 0.0)))
-        for site, old in self.believed.items():
-            if site in sloping:
-                new = sloping[site]
-                size = 1.0 + self.largest[site] + max(old.parts(), new.parts())
-                self.jumps[site] = max(old.jumps(new, size).values())
-                self.gaps[site] = old.gap(new, size)
+            if site in self.believed:
+                old = self.believed[site]
+                size = 1.0 + self.largest[site] + max(old.parts(), report.parts())
+                self.jumps[site] = max(old.jumps(report, size).values())
+                self.gaps[site] = old.gap(report, size)
         words = {site: self._find_fault(site, report) for site, report in sloping.items()}
         return {site: f"its gradient by hyperparameters {one}, and was left out" for site, one in words.items() if one}
 
