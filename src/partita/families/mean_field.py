@@ -56,17 +56,19 @@ class Diagonal:
 
     def sample(self: HasMoments, key: Array, shape: tuple[int, ...] = ()) -> Any:
         """θ = m + σ ε, differentiable in both."""
-        location = self.location
+        location, variance = self.location, self.variance
         noise = standard_noise(key, shape, location)
-        return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, self.variance, noise)
+        return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, noise)
 
     def moments_along(self: HasMoments, X: Inputs) -> tuple[Predictors, Predictors]:
         """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
-        return X @ self.location.T, X**2 @ self.variance.T
+        location, variance = self.location, self.variance
+        return X @ location.T, X**2 @ variance.T
 
     def place(self: HasMoments, points: Points) -> Points:
         """From points with mean zero and covariance one, [n, size], to points with these moments."""
-        m, v = ravel(self.location)[0], ravel(self.variance)[0]
+        location, variance = self.location, self.variance
+        m, v = ravel(location)[0], ravel(variance)[0]
         return m + jnp.sqrt(v) * points
 
 
