@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from partita.designs.responses import RESPONSES
 from partita.errors import CorruptStorage
 from partita.formulas import Regression, compare
-from partita.formulas.regression import RATIOS
 from partita.foundation.files import read_json
 from partita.foundation.plain import Row, to_json
 from partita.report.charts import Calibration, Picture, bars, calibration_picture, interval_picture
@@ -19,7 +19,9 @@ from partita.report.page import shown as text
 from partita.server.storage import write_text
 
 FILE = "regression.json"
-RATIO_COLUMNS = (*RATIOS.values(), "ratio low", "ratio high")
+# What exponentials of coefficients are called.
+RATIOS = [response.ratio for response in RESPONSES.values() if response.ratio]
+RATIO_COLUMNS = (*RATIOS, "ratio low", "ratio high")
 
 
 def described(regressions: Sequence[Regression], level: float = 0.95) -> Row:
@@ -132,7 +134,7 @@ def _forest(row: Row, shown: Sequence[Row]) -> Picture:
         for one, step in zip(shown, steps.tolist(), strict=True)
     ]
     picture = interval_picture(lambda place: labels[place], low, middle, high)
-    ratio = next((name for name in RATIOS.values() if name in shown[0]), None)
+    ratio = next((name for name in RATIOS if name in shown[0]), None)
     if ratio is None:
         picture.figure.update_xaxes(title="change of the target")
     else:
