@@ -82,8 +82,8 @@ def regress(
     _check_share(held_out)
     settings = (settings or Settings()).changed(options)
     silos = Silos.of(sites, settings.engine)
-    with with_progress(formula, callbacks, quiet) as callbacks, silos.connected():
-        agreement = agree(silos, formula, family, weights, held_out, settings.seed)
+    with with_progress(formula, callbacks, quiet) as callbacks, silos.connected() as connected:
+        agreement = agree(connected, formula, family, weights, held_out, settings.seed)
         agreement = _with_scales(agreement, prior_scale, noise_scale)
         _say(agreement.design, quiet)
         result = _run(silos, agreement, settings, run_dir, resume, callbacks)

@@ -51,7 +51,12 @@ class SiteRows:
 
 def weigh_table(place: str, table: Any, weights: str | None) -> Any:
     """A site's table, with every row as often as the column of weights says, if there is one."""
-    frame = read_table(table)
+    try:
+        frame = read_table(table)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+    if not len(frame):
+        raise InputError(f"{place}: its table has no rows")
     return frame if weights is None else repeat_rows(place, frame, weights)
 
 

@@ -13,7 +13,7 @@ from partita.wire.tasks import Update
 
 
 @dataclass(frozen=True)
-class Settled:
+class AfterFold:
     """What became of a fold.
 
     Args:
@@ -61,7 +61,7 @@ class Chain:
     def allows(self, old: Family, new: Family) -> bool:
         return all(state.allows(old, new) for state in self.states)
 
-    def settle(self, share: float, doubts: Sequence[Remark] = ()) -> Settled:
+    def after_fold(self, share: float, doubts: Sequence[Remark] = ()) -> AfterFold:
         """Tell every rule which share was taken of what it let through, and judge sites by what rules remark on them.
 
         Args:
@@ -70,11 +70,11 @@ class Chain:
         """
         said, taken = [], np.full(len(self._sites), share)
         for state, shares in zip(reversed(self.states), reversed(self._shares), strict=True):
-            said.append(state.settle(taken))
+            said.append(state.after_fold(taken))
             taken = taken if shares is None else shares * taken
         remarks = [*doubts, *(remark for own in reversed(said) for remark in own)]
         held = [site for site in self._sites if any(state.holds(site) for state in self.states)]
-        return Settled(taken, *self.strikes.judge(self._sites, remarks, held))
+        return AfterFold(taken, *self.strikes.judge(self._sites, remarks, held))
 
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""
