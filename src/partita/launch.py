@@ -19,7 +19,7 @@ from partita.predictive import expected_response
 from partita.report import saved_report, write_report
 from partita.report.follower import Follower
 from partita.report.measures import write_measures
-from partita.report.regression import described, write_regression
+from partita.report.regression import describe, write_regression
 from partita.server.storage import read_names
 from partita.telemetry import Callback, Every
 from partita.wire.naming import name_sources
@@ -102,7 +102,7 @@ class RegressionRun:
             )
             fitted.save(place / "result.safetensors")
             found.append(fitted)
-        row = described(found, wanted.level)
+        row = describe(found, wanted.level)
         write_regression(self.folder, row)
         return row
 

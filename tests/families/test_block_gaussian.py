@@ -12,8 +12,9 @@ from scipy.optimize import minimize
 import partita as pt
 from partita.families import BlockGaussian, Gaussian, MeanField
 from partita.report import write_report
+from partita.report.charts.intervals import draw_intervals
 from partita.report.follower import Follower
-from partita.report.posterior import posterior_picture
+from partita.report.posterior import find_intervals
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(60, 3)) @ np.array([[1.0, 0.7, 0.3], [0.0, 1.0, 0.6], [0.0, 0.0, 1.0]])
@@ -172,11 +173,11 @@ def test_a_run_is_resumed_and_has_a_report(tmp_path, fitted):
 
 
 def test_the_report_shows_intervals(fitted):
-    picture = posterior_picture(fitted)
+    picture = draw_intervals(find_intervals(fitted))
     assert picture is not None
     full = pt.fit(LINEAR, SHARDS, schedule=pt.schedules.Synchronous(rounds=3))
     assert "intercept" in str(picture)
-    assert str(picture) != str(posterior_picture(full))
+    assert str(picture) != str(draw_intervals(find_intervals(full)))
 
 
 def test_arviz_has_its_draws(fitted):

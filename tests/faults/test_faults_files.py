@@ -46,7 +46,7 @@ from partita.report import write_report
 from partita.report.follower import Follower
 from partita.report.live import serve_page as served
 from partita.report.measures import write_measures
-from partita.report.terminal import table_of
+from partita.report.terminal import make_table as table_of
 from partita.server import storage
 from partita.server.rules.chain import Chain
 from partita.server.schedules import Asynchronous, Synchronous

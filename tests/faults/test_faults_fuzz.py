@@ -48,7 +48,8 @@ from partita.foundation.foreign import parse_json, parse_toml
 from partita.foundation.keys import read_public_key
 from partita.foundation.locks import hold_lock as held
 from partita.report.measures import write_measures
-from partita.report.regression import described, write_regression
+from partita.report.regression import describe as described
+from partita.report.regression import write_regression
 from partita.server import storage
 from partita.server.schedules import Synchronous
 from partita.server.settings import Settings

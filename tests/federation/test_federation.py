@@ -26,7 +26,7 @@ from partita.fitting import prepare
 from partita.foundation.locks import hold_lock, lock_holder
 from partita.foundation.settings_files import SettingsFile
 from partita.models import prior_of
-from partita.report.posterior import in_units, intervals
+from partita.report.posterior import compute_quantiles, read_units
 from partita.server.ledger import Ledger
 from partita.server.schedules import Board, Sequential
 from partita.site.gate import Site, read_table
@@ -188,13 +188,13 @@ def test_a_report_shows_coefficients_in_units_of_the_data(server, posterior):
     recipe = scaled(server)
     centre, unit = np.array([1.0, 2.0]), np.array([2.0, 4.0])
     fitted = pt.fit(recipe.model, [((X - centre) / unit, Y)])
-    found = intervals(fitted.posterior, in_units(replace(fitted, design=recipe.columns.design)))
+    found = compute_quantiles(fitted.posterior, read_units(replace(fitted, design=recipe.columns.design)))
     draws = np.asarray(fitted.posterior.sample(jax.random.key(1), (200_000,)))
     raw = np.column_stack([draws[:, :2] / unit, draws[:, 2] - draws[:, :2] @ (centre / unit)])
     spread = raw.std(axis=0)
     for ours, theirs in zip(found[1:], np.quantile(raw, [0.025, 0.5, 0.975], axis=0), strict=True):
         assert np.max(np.abs(ours - theirs) / spread) < 0.02
-    assert in_units(fitted) is None
+    assert read_units(fitted) is None
 
 
 @pytest.mark.parametrize(

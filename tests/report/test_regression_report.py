@@ -6,8 +6,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import partita as pt
-from partita.report.page import shown
-from partita.report.regression import described, pictures, ratio_text, tables
+from partita.report.charts import draw_pictures
+from partita.report.formatting import format_ratio, format_value
+from partita.report.regression import build_tables, describe, read_findings
 
 
 def table(rows=300):
@@ -28,8 +29,8 @@ SITES = table()
 @pytest.mark.parametrize(("target", "family"), [("score", "gaussian"), ("ill", "bernoulli")])
 def test_a_picture_of_coefficients_does_not_mix_units(target, family):
     found = pt.regress(f"{target} ~ income + arm + late", SITES, family=family, quiet=True)
-    row = described([found], level=0.8)
-    picture = pictures(row)[0]
+    row = describe([found], level=0.8)
+    picture = draw_pictures(read_findings(row))[0]
     points = picture.figure.data[0]
     low, middle, high = np.array(
         [[one[name] for one in found.coefficients(0.8)[:0:-1]] for name in ("low", "mean", "high")]
@@ -48,27 +49,30 @@ def test_a_picture_of_coefficients_does_not_mix_units(target, family):
     )
     assert picture.words.startswith("80 % intervals")
     # A row that was written before steps were.
-    assert pictures({name: value for name, value in row.items() if name != "steps"})[0].title == "Coefficients"
+    assert (
+        draw_pictures(read_findings({name: value for name, value in row.items() if name != "steps"}))[0].title
+        == "Coefficients"
+    )
 
 
 def test_a_ratio_near_one_is_told_from_it():
     found = pt.regress("ill ~ income + arm", SITES, family="bernoulli", quiet=True)
-    row = described([found])
-    (coefficients,) = (rows for caption, rows in tables(row).items() if caption.startswith("Coefficients"))
+    row = describe([found])
+    (coefficients,) = (rows for caption, rows in build_tables(row).items() if caption.startswith("Coefficients"))
     income = next(one for one in coefficients if one["name"] == "income")
-    texts = [shown(income[name], name) for name in ("odds ratio", "ratio low", "ratio high")]
+    texts = [format_value(income[name], name) for name in ("odds ratio", "ratio low", "ratio high")]
     assert "1" not in texts
     assert_allclose(
         [float(text) - 1 for text in texts],
         [row["coefficients"][1][n] - 1 for n in ("odds ratio", "ratio low", "ratio high")],
         rtol=0.06,
     )
-    assert [shown(ratio_text(value)) for value in (0.9996, 1.0004, 1.0, 0.5, 1.25)] == [
+    assert [format_value(format_ratio(value)) for value in (0.9996, 1.0004, 1.0, 0.5, 1.25)] == [
         "0.99960",
         "1.00040",
         "1",
         "0.5",
         "1.25",
     ]
-    assert shown(ratio_text(1 + 2.2e-16)) != "1"
-    assert ratio_text(None) is None
+    assert format_value(format_ratio(1 + 2.2e-16)) != "1"
+    assert format_ratio(None) is None

@@ -25,13 +25,15 @@ from partita.foundation import loopback
 from partita.launch import follow_run, write_run_report
 from partita.models import prior_of
 from partita.report import Chart, Curve, Report, write_report
-from partita.report.charts import COLOURS, ON_DARK, bars
+from partita.report.charts import COLOURS, ON_DARK
+from partita.report.charts.sites import draw_bars
 from partita.report.follower import Follower, Sample
+from partita.report.formatting import format_value
 from partita.report.live import serve_page as served
-from partita.report.measures import Measures, calibration, read_measures, write_measures
-from partita.report.page import MOST_ROWS, columns, shown
-from partita.report.posterior import intervals
-from partita.report.terminal import view, watch
+from partita.report.measures import Measures, measure_calibration, read_measures, write_measures
+from partita.report.page import MOST_ROWS, pick_columns
+from partita.report.posterior import compute_quantiles
+from partita.report.terminal import draw_run, watch
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 
 GENERATOR = np.random.default_rng(0)
@@ -147,7 +149,7 @@ def test_long_histories_are_thinned_evenly():
     rows = [
         {"round": n, "free_energy": float(n), **({"error": 1 / n} if n % 997 == 0 else {})} for n in range(1, 50_000)
     ]
-    found = columns(rows, ["free_energy", "error"])
+    found = pick_columns(rows, ["free_energy", "error"])
     assert len(found["round"]) <= 2 * MOST_ROWS
     assert sum(value is not None for value in found["error"]) == 50
     assert found["round"][-1] == 49_999
@@ -164,7 +166,7 @@ def test_calibration_of_classes_and_of_intervals(tmp_path):
     assert abs(np.subtract(found.claimed, found.found)).max() < 0.15
     assert scores["smse"] < 0.15
     # Noise that is taken for ten times smaller than it is.
-    assert max(calibration(replace(result, hyper={**result.hyper, "noise": 0.03}), X, Y).found) < 0.5
+    assert max(measure_calibration(replace(result, hyper={**result.hyper, "noise": 0.03}), X, Y).found) < 0.5
     assert read_measures(tmp_path, 5) == Measures()
     follower = Follower(tmp_path)
     follower.read()
@@ -173,14 +175,14 @@ def test_calibration_of_classes_and_of_intervals(tmp_path):
     with pytest.raises(CorruptStorage, match="can be deleted"):
         read_measures(tmp_path, 4)
     classes = pt.fit(pt.models.LogisticRegression(features=2), [(X, Y > 0)])
-    assert np.sum(calibration(classes, X, Y > 0).share) == pytest.approx(1)
+    assert np.sum(measure_calibration(classes, X, Y > 0).share) == pytest.approx(1)
 
 
 def test_intervals_of_any_family():
-    _, low, middle, high = intervals(pt.families.Gaussian.from_moments(np.array([1.0]), np.array([[4.0]])))
+    _, low, middle, high = compute_quantiles(pt.families.Gaussian.from_moments(np.array([1.0]), np.array([[4.0]])))
     assert (low[0], middle[0], high[0]) == pytest.approx((1 - 3.92, 1, 1 + 3.92), abs=1e-3)
     noisy = pt.models.LinearRegression(features=2, noise=None)
-    tree, low, middle, high = intervals(prior_of(noisy, noisy.hyper))
+    tree, low, middle, high = compute_quantiles(prior_of(noisy, noisy.hyper))
     assert [noisy.parameter_name(tree, place) for place in range(4)] == [
         "weight 0",
         "weight 1",
@@ -189,7 +191,7 @@ def test_intervals_of_any_family():
     ]
     assert (low[3], middle[3], high[3]) == pytest.approx(tuple(t(3).ppf([0.9875, 0.75, 0.5125]) ** -2), rel=0.5)
     network = pt.models.Network([2, 3, 2])
-    tree, low, _, _ = intervals(network.start)
+    tree, low, _, _ = compute_quantiles(network.start)
     assert len({network.parameter_name(tree, place) for place in range(len(low))}) == len(low) == 17
 
 
@@ -230,7 +232,7 @@ def page(tmp_path_factory):
         words="Words.",
         table=[{"method": EVIL, "error": 0.1}],
         curves=[Curve("one", rows), Curve(EVIL, rows[:1])],
-        pictures=[bars("Contribution of sites", "Nats.", "nats", ["a", "b"], [1.0, 2.0])],
+        pictures=[draw_bars("Contribution of sites", "Nats.", "nats", ["a", "b"], [1.0, 2.0])],
         charts=(Chart("error"), Chart("free_energy", log=False), Chart("staleness")),
     )
     return write_report(tmp_path_factory.mktemp("report") / "report.html", report)
@@ -413,7 +415,7 @@ def test_a_run_on_a_terminal(tmp_path):
     assert "█" in told
     plain = Console(record=True, force_terminal=False, width=100)
     with plain.capture() as captured:
-        plain.print(view(Follower(tmp_path / "none")))
+        plain.print(draw_run(Follower(tmp_path / "none")))
     assert captured.get().strip() == "Run none. The run has not begun yet."
 
 
@@ -438,7 +440,7 @@ def test_a_federation_is_watched_by_the_names_of_its_sites(tmp_path):
 
 
 def test_numbers_of_any_size_fit_into_a_cell():
-    assert [shown(value) for value in (0.01234, 12.345, 123456.7, 6.5e79, -2e12)] == [
+    assert [format_value(value) for value in (0.01234, 12.345, 123456.7, 6.5e79, -2e12)] == [
         "0.0123", "12.3", "123,457", "6.5e+79", "-2e+12",
     ]  # fmt: skip
-    assert shown(-1603068.91, "free energy") == "-1,603,068.91"
+    assert format_value(-1603068.91, "free energy") == "-1,603,068.91"

@@ -11,7 +11,7 @@ from partita.cli import app
 from partita.errors import CorruptStorage, StorageError
 from partita.foundation.archives import read_arrays, write_arrays
 from partita.report import history_report, saved_report
-from partita.report.page import contents
+from partita.report.page import build_contents
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.uniform(-2, 2, (60, 2))
@@ -33,7 +33,7 @@ def saved(tmp_path_factory):
 
 def test_a_stream_is_drawn_over_its_batches(saved):
     path, model = saved
-    drawn = contents(saved_report(path))
+    drawn = build_contents(saved_report(path))
     assert [axis["name"] for axis in drawn["axes"]] == ["batch", "seconds"]
     assert drawn["against"] == "batch"
     columns = drawn["curves"][0]["columns"]
@@ -58,7 +58,7 @@ def test_results_and_estimators_of_sites_are_drawn_over_rounds(tmp_path):
     for part in PARTS:
         state = pt.partial_fit(state, (X[part], Y[part]))
     state.save(tmp_path / "result")
-    drawn = contents(saved_report(tmp_path / "result"))
+    drawn = build_contents(saved_report(tmp_path / "result"))
     assert drawn["against"] == "round"
     assert sorted(drawn["curves"][0]["columns"]["round"]) == [1, 2, 3]
     pt.PartitionedRegressor(quiet=True).fit(X, Y).save(tmp_path / "estimator")

@@ -63,7 +63,7 @@ class HalveState(RuleState):
         self.latest = proposal.sites
         return proposal.cut(np.array([0.5 if site in self.rule.sites else 1.0 for site in proposal.sites]))
 
-    def settle(self, taken):
+    def after_fold(self, taken):
         self.taken = tuple(taken)
         return [Remark(site, "was halved", self.rule.strike) for site in self.latest if site in self.rule.sites]
 
@@ -73,11 +73,11 @@ class TestChain:
         chain = make_chain([Halve((0,)), Halve((0, 1))])
         left = chain.apply(propose([0, 1], [PRIOR, PRIOR]))
         np.testing.assert_array_equal(left.changes.precision, [[0.25, 0.25], [0.5, 0.5]])
-        settled = chain.settle(0.8)
-        np.testing.assert_allclose(settled.shares, [0.2, 0.4])
+        after = chain.after_fold(0.8)
+        np.testing.assert_allclose(after.shares, [0.2, 0.4])
         assert [state.taken for state in chain.states] == [(0.4, 0.4), (0.8, 0.8)]
-        assert settled.problems == ["site 0: was halved", "site 0: was halved", "site 1: was halved"]
-        assert settled.notices == []
+        assert after.problems == ["site 0: was halved", "site 0: was halved", "site 1: was halved"]
+        assert after.notices == []
 
     def test_the_last_word_is_everybodys(self):
         class Never(RuleState):
@@ -198,7 +198,7 @@ class Wrong(RuleState):
                 return replace(proposal, changes=proposal.changes**np.inf)
         return proposal
 
-    def settle(self, taken):
+    def after_fold(self, taken):
         return ["bad"] if self.how == "words" else [Remark(17, "is not here")] if self.how == "a stranger" else []
 
 

@@ -287,7 +287,7 @@ def share_of(policy):
     """What a policy takes of a change, which is also what it says that it took."""
     taken = policy.apply(PROPOSAL).changes
     assert taken.precision == pytest.approx(policy.share * CHANGE.precision)
-    policy.settle(1.0)
+    policy.after_fold(1.0)
     return policy.share
 
 
@@ -333,12 +333,12 @@ def test_a_step_that_certainly_did_harm_is_taken_back_to_the_new_share(falls):
     policy = Auto().init(Setup(4, True))
     policy.observe(FreeEnergy(-10.0, 0.0))
     kept = policy.apply(PROPOSAL).changes
-    policy.settle(0.8)
+    policy.after_fold(0.8)
     kept = kept**0.8
     for _ in range(falls):
         policy.observe(FreeEnergy(-20.0, 0.0))
         kept = kept * policy.apply(PROPOSAL).changes
-        policy.settle(1.0)
+        policy.after_fold(1.0)
     assert kept.precision == pytest.approx(0.8 * 0.25 * 0.5**falls * CHANGE.precision)
     policy.observe(FreeEnergy(-9.0, 0.0))
     assert share_of(policy) == pytest.approx(0.25 * 0.5**falls * 1.1)

@@ -56,7 +56,7 @@ def run(
     """Fit the model that a file describes, keep the run in a folder, and write its report."""
     from partita.foundation.plain import to_json
     from partita.launch import prepare_run
-    from partita.report.regression import tables
+    from partita.report.regression import build_tables
     from partita.report.terminal import print_table
 
     keep_programs()
@@ -67,7 +67,7 @@ def run(
     if row is not None and json:
         typer.echo(to_json({"event": "regression", **row}))
     elif row is not None:
-        for caption, rows in tables(row).items():
+        for caption, rows in build_tables(row).items():
             print_table(caption, list(rows))
     show_report(folder, json)
 

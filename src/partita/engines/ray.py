@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-from partita.errors import EngineError, PartitaError, Stalled
+from partita.errors import EngineError, MalformedMessage, PartitaError, Stalled
 from partita.families import Family
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
 from partita.foundation.runtime import cache_compilation
@@ -201,7 +201,16 @@ class Ray:
         calls = [self._handles[group].answer.remote(kind.name, part) for group, part in by_group.items() if part]
         # Whoever cannot say what its share of the evidence is leaves a gap; other questions need all answers.
         payloads = self._call_those_alive(calls) if kind is Evaluate else self._call(calls)
-        return {site: decode_answer(kind, payload, self._like) for site, payload in payloads.items()}
+        return {site: self._decode(site, kind, payload) for site, payload in payloads.items()}
+
+    def _decode(self, site: int, kind: type[Question], payload: bytes) -> Answer:
+        try:
+            return decode_answer(kind, payload, self._like)
+        except MalformedMessage as error:
+            raise EngineError(
+                f"{self._names.of(site)}: the answer to the question {kind.name!r} could not be decoded ({error}): "
+                "compare Partita versions on both sides"
+            ) from error
 
     def _call_those_alive(self, calls: Sequence[Any]) -> dict[int, Any]:
         merged: dict[int, Any] = {}

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partita.engines import InProcess
+from partita.wire.answers import AnswerChecks
 from partita.wire.engine import Engine, ask_all
 from partita.wire.naming import SiteNames, name_sources
 from partita.wire.questions import Question
@@ -17,6 +18,8 @@ class Silos:
 
     sources: Mapping[str, Any] = field(repr=False)
     engine: Engine
+    # What sites have answered since they were connected has to agree with itself.
+    checks: AnswerChecks = field(default_factory=lambda: AnswerChecks(SiteNames()), repr=False, compare=False)
 
     @classmethod
     def of(cls, sites: Any, engine: Engine | None) -> "Silos":
@@ -33,10 +36,10 @@ class Silos:
         self.engine.connect(list(self.sources.values()), self.names)
         try:
             with self.names.told():
-                yield self
+                yield replace(self, checks=AnswerChecks(self.names))
         finally:
             self.engine.close()
 
     def ask(self, question: Question | Mapping[int, Question]) -> list[Any]:
         """What all sites answer, in their order."""
-        return ask_all(self.engine, question, len(self.sources), self.names)
+        return ask_all(self.engine, question, len(self.sources), self.names, self.checks)

@@ -12,11 +12,12 @@ import numpy as np
 
 from partita.errors import CorruptStorage, InputError
 from partita.foundation.plain import Row
-from partita.report.charts import Curve, Picture, bars, calibration_picture
+from partita.report.charts import Curve, Findings, Picture, draw_pictures
+from partita.report.charts.base import Intervals
 from partita.report.measures import read_measures
 from partita.report.page import Report
-from partita.report.posterior import posterior_picture
-from partita.report.regression import read_regression, with_regression
+from partita.report.posterior import find_intervals
+from partita.report.regression import read_findings, read_regression, turn_into_regression
 from partita.result import load
 from partita.server.storage import read_arrays, read_history, read_updates
 
@@ -24,8 +25,9 @@ BOUNDS = ("free_energy", "log_evidence")
 SCORES = ("error", "nll", "ece", "rmse", "smse")
 # Seconds without a fold after which a run is called still.
 STILL = 15.0
+# The most rows of a history that are kept, and the most sites of a table.
 MOST_KEPT, MOST_SITES = 3000, 200
-# Rows that are read at a time.
+# How many rows are read at a time.
 PART = 5000
 
 
@@ -109,7 +111,7 @@ class Follower:
         self._result: tuple[int, int] | None = None
         self._finished, self.log_evidence = -1, np.nan
         self._contributions: Sequence[float] = ()
-        self._pictures: list[Picture] = []
+        self._intervals: Intervals | None = None
         self._moved = time.monotonic()
 
     def read(self) -> bool:
@@ -183,17 +185,18 @@ class Follower:
             self._finished, known = int(about["history"][-1]["fold"]), about["log_evidence"]
             self.log_evidence = np.nan if known is None else float(known)
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise CorruptStorage(f"{path}: is no result of a run ({error!r})") from None
+            raise CorruptStorage(
+                f"{path}: is not the result of a run ({error!r}): delete it, and save the result again"
+            ) from None
         try:
             result = load(path)
         except InputError:
-            # A model whose code is not stored: its parameters cannot be told.
-            self._contributions, self._pictures = (), []
+            # The code of the model is not stored, so nobody knows what its parameters are.
+            self._contributions, self._intervals = (), None
         else:
             self._contributions = result.contributions().tolist()
             features = self.features or read_measures(self.folder, self._finished).features
-            picture = posterior_picture(result, features)
-            self._pictures = [] if picture is None else [picture]
+            self._intervals = find_intervals(result, features)
         return True
 
     @property
@@ -234,18 +237,18 @@ class Follower:
         rows = sorted([*self._measured, *self._others], key=lambda row: row["fold"])
         if rows and self.has_result:
             rows[-1] = {**rows[-1], "log_evidence": self.log_evidence}
-        offset = self._offset()
+        offset = self._find_offset()
         return [
             {**row, **{name: row[name] + offset for name in BOUNDS if row.get(name) is not None}} if offset else row
             for row in rows
         ]
 
-    def _regression(self) -> Row | None:
+    def _read_regression(self) -> Row | None:
         return read_regression(self.folder, self._finished) if self.has_result else None
 
-    def _offset(self) -> float:
-        """Of bounds: regressions scale targets, and densities with them; theirs are of the targets as given."""
-        regression = self._regression()
+    def _find_offset(self) -> float:
+        """What is added to free energies: a regression scales targets, and its evidence is of targets as given."""
+        regression = self._read_regression()
         known = None if regression is None else regression["log evidence"]
         return 0.0 if known is None else known - self.log_evidence
 
@@ -255,7 +258,7 @@ class Follower:
         scores = {name: scored[name] for name in SCORES if name in scored}
         if self.has_result:
             scores |= read_measures(self.folder, self._finished).scores
-        offset, free_energy = self._offset(), self.last.get("free_energy")
+        offset, free_energy = self._find_offset(), self.last.get("free_energy")
         return {
             "run": self.folder.resolve().name,
             **scores,
@@ -267,15 +270,15 @@ class Follower:
             "log evidence": self.log_evidence + offset if self.has_result else None,
         }
 
-    def name(self, site: int) -> str:
+    def name_site(self, site: int) -> str:
         return self.names[site] if site < len(self.names) else f"site {site}"
 
-    def site_rows(self) -> list[Row]:
-        """One row per site; of very many, the first."""
+    def site_rows(self, most: int | None = MOST_SITES) -> list[Row]:
+        """One row per site; where there are very many, of the first ones."""
         nats = self._contributions if self.has_result else ()
         return [
-            {"site": self.name(site), **so_far.row(), **({"nats": nats[site]} if site < len(nats) else {})}
-            for site, so_far in sorted(self.sites.items())[:MOST_SITES]
+            {"site": self.name_site(site), **so_far.row(), **({"nats": nats[site]} if site < len(nats) else {})}
+            for site, so_far in sorted(self.sites.items())[:most]
         ]
 
     def report(self) -> Report:
@@ -291,31 +294,20 @@ class Follower:
             pictures=self.pictures(),
             sites=self.site_rows(),
         )
-        regression = self._regression()
-        return report if regression is None else with_regression(report, regression)
+        regression = self._read_regression()
+        return report if regression is None else turn_into_regression(report, regression)
 
     def pictures(self) -> list[Picture]:
-        """Of sites, as far as they differ; of a finished run, what each contributed, calibration and posterior."""
-        names = [self.name(site) for site in sorted(self.sites)]
-        so_far = [so_far.row() for _, so_far in sorted(self.sites.items())]
-        found = []
-        if self.has_result and len(self._contributions) > 1:
-            words = "How far the posterior would be without a site, in nats: KL(posterior ‖ posterior / factor)."
-            all_names = [self.name(site) for site in range(len(self._contributions))]
-            found.append(bars("Contribution of sites", words, "nats", all_names, self._contributions))
-        for name, title, words in PER_SITE:
-            values = [row[name] for row in so_far]
-            if values and max(values) > min(values):
-                found.append(bars(title, words, name, names, values))
-        if self.has_result:
-            measured = read_measures(self.folder, self._finished).calibration
-            found += [calibration_picture({self.folder.resolve().name: measured})] if measured else []
-            found += self._pictures
-        return found
+        """Pictures of sites, as far as they differ; of a finished run, also of what its result says."""
+        regression = self._read_regression()
+        return draw_pictures(self.findings() if regression is None else read_findings(regression))
 
-
-PER_SITE = (
-    ("updates", "Updates of sites", "How often each site has contributed."),
-    ("staleness", "Staleness of sites", "Updates that were folded while a site was at work, on average."),
-    ("accepted", "Accepted share of sites", "How much of a site's proposed changes was taken, on average."),
-)
+    def findings(self) -> Findings:
+        """What is known of the run so far."""
+        name, sites = self.folder.resolve().name, self.site_rows(most=None)
+        if not self.has_result:
+            return Findings(name, sites)
+        nats = [(self.name_site(site), value) for site, value in enumerate(self._contributions)]
+        calibration = read_measures(self.folder, self._finished).calibration
+        # The contribution of a single site says nothing.
+        return Findings(name, sites, nats if len(nats) > 1 else (), calibration, self._intervals)

@@ -10,15 +10,15 @@ from partita.errors import InputError, StorageError
 from partita.foundation.loopback import LoopbackHandler, LoopbackServer
 from partita.foundation.plain import to_json
 from partita.report.follower import Follower
-from partita.report.page import contents, page
+from partita.report.page import build_contents, render_page
 
-# Seconds between looks at the folder, and between signs of life.
+# Seconds between looks at the folder, and between signs of life for the browser.
 LOOK, SIGN = 1.0, 2.0
 
 
 @dataclass
 class Channel:
-    """What there is to say, as events of a stream, and who waits for it."""
+    """What the page is told of a run, as server-sent events, and the listeners that wait for it."""
 
     follower: Follower
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -39,7 +39,7 @@ class Channel:
             except StorageError as error:
                 is_new, self.trouble = False, str(error)
             if is_new or not self.contents:
-                self.contents = to_json(contents(self.follower.report()))
+                self.contents = to_json(build_contents(self.follower.report()))
                 self.number += 1
                 self.changed.notify_all()
 
@@ -47,11 +47,11 @@ class Channel:
         trouble = {"state": "lost", "words": self.trouble, "still": 0.0}
         return to_json(trouble if self.trouble else self.follower.state())
 
-    def page(self) -> str:
+    def render(self) -> str:
         with self.changed:
-            return page(self.follower.report(), live=True)
+            return render_page(self.follower.report(), live=True)
 
-    def messages(self) -> Iterator[str]:
+    def stream_events(self) -> Iterator[str]:
         """What one listener hears: the contents at once and whenever they change, the state more often."""
         heard = 0
         while self.is_open:
@@ -65,8 +65,8 @@ class Channel:
             heard = number
 
     @contextmanager
-    def following(self) -> Iterator[None]:
-        """Look again and again, in a thread; in the end, nobody waits any more."""
+    def keep_looking(self) -> Iterator[None]:
+        """Look at the folder again and again, in a thread. At the end, all who wait are let go."""
         ended = threading.Event()
 
         def look() -> None:
@@ -86,13 +86,13 @@ class Channel:
 
 
 class Handler(LoopbackHandler):
-    """GET of two paths."""
+    """Answers GET of two paths: the page, and its stream of events."""
 
     server: "Server"
 
     def show(self, path: str) -> None:
         if path == "/":
-            self.answer(HTTPStatus.OK, self.server.channel.page(), "text/html; charset=utf-8")
+            self.answer(HTTPStatus.OK, self.server.channel.render(), "text/html; charset=utf-8")
         elif path == "/events":
             self._stream()
         else:
@@ -100,12 +100,12 @@ class Handler(LoopbackHandler):
 
     def _stream(self) -> None:
         self.begin(HTTPStatus.OK, "text/event-stream", {})
-        for message in self.server.channel.messages():
-            self.wfile.write(message.encode())
+        for event in self.server.channel.stream_events():
+            self.wfile.write(event.encode())
 
 
 class Server(LoopbackServer):
-    """The page of one channel."""
+    """Serves the page of one channel."""
 
     def __init__(self, port: int, channel: Channel):
         self.channel = channel
@@ -114,11 +114,11 @@ class Server(LoopbackServer):
 
 @contextmanager
 def serve_page(follower: Follower, port: int = 0) -> Iterator[str]:
-    """The address of a live page, which is there while the context lasts. Port 0: any that is free."""
+    """Serve a live page while the context lasts, and yield its address. Port 0 takes any port that is free."""
     channel = Channel(follower)
     try:
         server = Server(port, channel)
     except (OSError, OverflowError) as error:
         raise InputError(f"--port {port}: {getattr(error, 'strerror', error)}: use another port") from None
-    with server.running() as url, channel.following():
+    with server.running() as url, channel.keep_looking():
         yield url

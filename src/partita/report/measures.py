@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from partita.foundation.files import read_json
 from partita.foundation.plain import Row, to_json
 from partita.metrics import reliability
 from partita.predictive import expected_response
-from partita.report.charts import Calibration
+from partita.report.charts.base import Calibration
 from partita.result import Result
 from partita.server.storage import write_text
 
 LEVELS = np.arange(1, 20) / 20
-# Up to rounding.
+# Shares in a file may exceed one by rounding.
 SHARES = items(number(0, most=1.001))
+# What a file holds of a calibration.
+COLUMNS = ("claimed", "found", "share")
 MEASURES = fields(
     {
         "fold": whole(),
@@ -32,10 +34,10 @@ MEASURES = fields(
 )
 
 
-def calibration(result: Result, X: Any, y: Any) -> Calibration | None:
+def measure_calibration(result: Result, X: Any, y: Any) -> Calibration | None:
     """Whether probabilities, or intervals, hold what they promise; None where a model has neither."""
     try:
-        return of_classes(result.predict_proba(X), y)
+        return calibrate_classes(result.predict_proba(X), y)
     except InputError:
         pass
     try:
@@ -46,7 +48,8 @@ def calibration(result: Result, X: Any, y: Any) -> Calibration | None:
     return Calibration(LEVELS.tolist(), [float(np.mean(off <= ndtri(0.5 + level / 2))) for level in LEVELS])
 
 
-def of_classes(probabilities: np.ndarray, labels: np.ndarray) -> Calibration:
+def calibrate_classes(probabilities: np.ndarray, labels: np.ndarray) -> Calibration:
+    """Confidence beside accuracy, in ten bins of confidence."""
     _, confidence, accuracy, share = reliability(probabilities, labels, 10)
     return Calibration(confidence.tolist(), accuracy.tolist(), share.tolist())
 
@@ -63,33 +66,33 @@ class Measures:
 def write_measures(folder: Path, result: Result, test: tuple[Any, Any], features: Sequence[str] = ()) -> None:
     """What a finished run's result is worth on its test set, in `measures.json`."""
     model: Any = result.model
-    found = calibration(result, *test)
+    found = measure_calibration(result, *test)
     row = {
         "fold": result.history[-1]["fold"],
         "scores": model.score(expected_response(model, result.posterior, test[0]), test[1]),
-        "calibration": None if found is None else asdict(found),
+        "calibration": None if found is None else {name: getattr(found, name) for name in COLUMNS},
         "features": list(features),
     }
     write_text(folder / "measures.json", to_json(row))
 
 
 def read_measures(folder: str | os.PathLike[str], fold: int) -> Measures:
-    """Of the result after this fold."""
+    """What was measured of the result after this fold; nothing, if that was another result."""
     path = Path(folder) / "measures.json"
     try:
         row = read_json(path)
         if row["fold"] != fold:
             return Measures()
         MEASURES(row, "measures")
-        calibrated = None if row["calibration"] is None else _calibration(row["calibration"])
-        return Measures(row["scores"], calibrated, row.get("features", ()))
+        calibration = None if row["calibration"] is None else _read_calibration(row["calibration"])
+        return Measures(row["scores"], calibration, row.get("features", ()))
     except FileNotFoundError:
         return Measures()
     except (OSError, ValueError, KeyError) as error:
-        raise CorruptStorage(f"{path}: {error!r}: it can be deleted, nothing else is lost") from None
+        raise CorruptStorage(f"{path}: cannot be read ({error!r}): it can be deleted, nothing else is lost") from None
 
 
-def _calibration(row: Row) -> Calibration:
+def _read_calibration(row: Row) -> Calibration:
     if len({len(column) for column in row.values() if column is not None}) > 1:
-        raise ValueError("columns of unequal length")
+        raise ValueError("calibration: columns of unequal length")
     return Calibration(**row)

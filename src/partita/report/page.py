@@ -10,28 +10,34 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from partita.foundation.plain import Row, plain, to_json
 from partita.foundation.text import clean
-from partita.report.charts import AXES, CHARTS, COLOURS, DASHES, LABELS, ON_DARK, Chart, Curve, Picture, plotly_text
+from partita.report.charts import AXES, COLOURS, DASHES, LABELS, ON_DARK, Chart, Curve, Picture, choose_lines
+from partita.report.charts.base import escape_for_plotly
+from partita.report.formatting import format_value
 from partita.server.storage import write_text
 
-# Rows of a curve that are drawn; screens have no more columns.
+# The most rows of a curve that are drawn, because screens have no more columns.
 MOST_ROWS = 1500
-# Numbers that are written out; larger ones have an exponent.
-LARGE = 1e9
-# Characters of a paragraph.
+# The most characters of a paragraph.
 MOST_WORDS = 2000
-# Of these, differences of one or two matter, however large they are.
-NATS = ("free energy", "log evidence", "behind")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What goes on a page: a title, some words, tables, curves in charts, and pictures made elsewhere.
+    """What goes on a page.
 
-    `notes` say what a name in the table stands for; `against` is what charts are drawn against at first.
+    Args:
+        title, words: of the page.
+        table: the first table, a row per method.
+        curves: histories, one per method.
+        pictures: figures beside the lines.
+        charts: which numbers of the histories are drawn as lines.
+        notes: what names in the table stand for.
+        sites: a table with a row per site, at the end of the page.
+        more: other tables, by their captions.
+        against: what lines are drawn against at first.
+        log_axis: whether that axis is logarithmic at first.
     """
 
     title: str
@@ -39,10 +45,9 @@ class Report:
     table: Sequence[Row]
     curves: Sequence[Curve]
     pictures: Sequence[Picture] = ()
-    charts: Sequence[Chart] = CHARTS
+    charts: Sequence[Chart] = choose_lines("run")
     notes: Mapping[str, str] = field(default_factory=dict)
     sites: Sequence[Row] = ()
-    # Other tables, by their captions.
     more: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     against: str = "round"
     log_axis: bool = False
@@ -50,50 +55,50 @@ class Report:
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     """Write the page, complete or not at all."""
-    return write_text(path, page(report))
+    return write_text(path, render_page(report))
 
 
-def page(report: Report, live: bool = False) -> str:
-    """The whole page. One that is `live` listens to /events for what has changed."""
+def render_page(report: Report, live: bool = False) -> str:
+    """The whole page as HTML. A page that is `live` listens to /events for what has changed."""
     from plotly.offline import get_plotlyjs
 
     folder = files("partita.report")
-    shown = contents(report)
+    contents = build_contents(report)
     return TEMPLATE.format(
-        title=_escaped(report.title),
-        words=_escaped(report.words),
-        table=shown["table"],
-        sites=shown["sites"],
-        notes=html_notes(report.notes),
+        title=_escape(report.title),
+        words=_escape(report.words),
+        table=contents["table"],
+        sites=contents["sites"],
+        notes=render_notes(report.notes),
         live="true" if live else "false",
         style=folder.joinpath("page.css").read_text(encoding="utf-8"),
         plotly=get_plotlyjs(),
         # Nothing in the data can end the element that holds them.
-        contents=to_json(shown).replace("<", "\\u003c"),
+        contents=to_json(contents).replace("<", "\\u003c"),
         script=folder.joinpath("page.js").read_text(encoding="utf-8"),
     )
 
 
-def contents(report: Report) -> Row:
+def build_contents(report: Report) -> Row:
     """What changes while a run goes on, as JSON: all that the page's script draws."""
     names = [chart.y for chart in report.charts]
     curves: list[Row] = [
         {
             "name": clean(curve.name),
-            "label": plotly_text(curve.name),
+            "label": escape_for_plotly(curve.name),
             "dash": DASHES[number % len(DASHES)],
-            "columns": columns(curve.rows, names),
+            "columns": pick_columns(curve.rows, names),
         }
         for number, curve in enumerate(report.curves)
     ]
-    drawn = [chart for chart in report.charts if any(_says(chart, curve["columns"].get(chart.y)) for curve in curves)]
+    drawn = [chart for chart in report.charts if any(_has_line(chart, curve["columns"]) for curve in curves)]
     return {
         "words": clean(report.words, MOST_WORDS),
-        "table": html_table(report.table) + "".join(html_table(rows, name) for name, rows in report.more.items()),
-        "sites": html_table(report.sites, "Sites"),
+        "table": render_table(report.table) + "".join(render_table(rows, name) for name, rows in report.more.items()),
+        "sites": render_table(report.sites, "Sites"),
         "axes": [
-            {"name": x, "short": short, "label": LABELS[x]}
-            for x, short in AXES.items()
+            {"name": x, "short": short, "label": label}
+            for x, (short, label) in AXES.items()
             if any(x in curve["columns"] for curve in curves)
         ],
         "against": report.against,
@@ -101,7 +106,12 @@ def contents(report: Report) -> Row:
         "colours": {"light": COLOURS, "dark": ON_DARK},
         "curves": curves,
         "charts": [
-            {"y": chart.y, "label": LABELS.get(chart.y, chart.y), "log": chart.log, "words": chart.words}
+            {
+                "y": chart.y,
+                "label": chart.label or LABELS.get(chart.y, chart.y),
+                "log": chart.log,
+                "words": chart.words,
+            }
             for chart in drawn
         ],
         "pictures": [
@@ -116,70 +126,51 @@ def contents(report: Report) -> Row:
     }
 
 
-def _says(chart: Chart, values: Sequence[float | None] | None) -> bool:
-    return values is not None and (chart.if_zero or any(values))
+def _has_line(chart: Chart, columns: Mapping[str, Sequence[float | None]]) -> bool:
+    return chart.y in columns and (chart.if_zero or any(columns[chart.y]))
 
 
-def columns(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[float | None]]:
-    """Numbers by name, None where there is none; of long histories, rows evenly apart for every name."""
-    kept = sorted({place for name in names for place in _spread(rows, name)})
+def pick_columns(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[float | None]]:
+    """Numbers by name, with None for what is missing. Of a long history, rows evenly apart are taken for every name."""
+    kept = sorted({place for name in names for place in _pick_places(rows, name)})
     wanted = [*AXES, *names, "log_evidence"]
-    found = {name: [_number(rows[place].get(name)) for place in kept] for name in wanted}
+    found = {name: [_read_number(rows[place].get(name)) for place in kept] for name in wanted}
     return {name: values for name, values in found.items() if any(value is not None for value in values)}
 
 
-def _spread(rows: Sequence[Row], name: str) -> list[int]:
-    """At most so many places where a name has a number: the last, and others evenly apart."""
-    places = [place for place, row in enumerate(rows) if _number(row.get(name)) is not None]
+def _pick_places(rows: Sequence[Row], name: str) -> list[int]:
+    """Places where a name has a number, MOST_ROWS at most: the last one, and others evenly apart."""
+    places = [place for place, row in enumerate(rows) if _read_number(row.get(name)) is not None]
     step = max(1, math.ceil(len(places) / MOST_ROWS))
     return places[::-1][::step]
 
 
-def _number(value: Any) -> float | None:
+def _read_number(value: Any) -> float | None:
     value = plain(value)
     return value if isinstance(value, int | float) else None
 
 
-def html_table(rows: Sequence[Row], caption: str = "") -> str:
+def render_table(rows: Sequence[Row], caption: str = "") -> str:
     if not rows:
         return ""
-    title = f"<caption>{_escaped(caption)}</caption>" if caption else ""
-    head = "".join(f"<th scope='col'>{_escaped(name)}</th>" for name in rows[0])
-    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
+    title = f"<caption>{_escape(caption)}</caption>" if caption else ""
+    head = "".join(f"<th scope='col'>{_escape(name)}</th>" for name in rows[0])
+    body = "".join(f"<tr>{_render_cells(row)}</tr>" for row in rows)
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cells(row: Row) -> str:
-    first, *rest = (_escaped(shown(value, name)) for name, value in row.items())
+def _render_cells(row: Row) -> str:
+    first, *rest = (_escape(format_value(value, name)) for name, value in row.items())
     return f"<th scope='row'>{first}</th>" + "".join(f"<td>{text}</td>" for text in rest)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return html.escape(clean(text, MOST_WORDS))
 
 
-def html_notes(notes: Mapping[str, str]) -> str:
-    items = (f"<dt>{_escaped(name)}</dt><dd>{_escaped(words)}</dd>" for name, words in notes.items())
+def render_notes(notes: Mapping[str, str]) -> str:
+    items = (f"<dt>{_escape(name)}</dt><dd>{_escape(words)}</dd>" for name, words in notes.items())
     return f"<dl>{''.join(items)}</dl>" if notes else ""
-
-
-def shown(value: Any, name: str = "") -> str:
-    """A number as people read it."""
-    if value is None:
-        return "–"
-    if name == "bytes" and value >= 1e9:
-        return f"{value / 1e9:.1f} GB"
-    if name == "bytes":
-        return f"{value / 1e6:.1f} MB" if value >= 1e6 else f"{value / 1e3:.0f} kB"
-    if isinstance(value, float):
-        if np.isnan(value):
-            return "–"
-        if not np.isfinite(value):
-            return "∞" if value > 0 else "–∞"
-        if name in NATS:
-            return f"{value:,.2f}" if abs(value) < LARGE else f"{value:.6g}"
-        return f"{value:,.0f}" if 1000 <= abs(value) < LARGE else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 TEMPLATE = """<!doctype html>

@@ -10,27 +10,27 @@ from scipy.special import ndtri
 from partita.families import Family
 from partita.foundation.runtime import precision
 from partita.models.linear import LinearPredictor, to_units_of_data
-from partita.report.charts import Picture, interval_picture
+from partita.report.charts.base import Intervals
 from partita.result import Result
 
-# Parameters of other families than Gaussians are drawn, so many times; not of huge ones.
+# Quantiles of families that are not Gaussian come from so many draws, and only of so many parameters at most.
 DRAWS, MOST_DRAWN = 1000, 5000
 
 
-def posterior_picture(result: Result, features: Sequence[str] = ()) -> Picture | None:
-    """95 % intervals of the parameters; None of very many that are not Gaussian. Features may have names.
+def find_intervals(result: Result, features: Sequence[str] = ()) -> Intervals | None:
+    """95 % intervals of the parameters, or None of very many that are not Gaussian. Features may have names.
 
     Weights of linear models are in units of the data, where the result's design says what those are.
     """
-    found = intervals(result.posterior, in_units(result))
+    found = compute_quantiles(result.posterior, read_units(result))
     if found is None:
         return None
     tree, low, middle, high = found
-    return interval_picture(lambda place: result.model.parameter_name(tree, place, features), low, middle, high)
+    return Intervals(lambda place: result.model.parameter_name(tree, place, features), low, middle, high)
 
 
-def in_units(result: Result) -> np.ndarray | None:
-    """A, of parameters Aθ that act on columns as they are; None, if θ does, or is no linear model's.
+def read_units(result: Result) -> np.ndarray | None:
+    """A, with which parameters Aθ act on columns as they are; None where θ itself does, or the model is not linear.
 
     θᵀ (x - c)/s + b = (θ/s)ᵀ x + b - θᵀ(c/s)
     """
@@ -43,15 +43,18 @@ def in_units(result: Result) -> np.ndarray | None:
     return np.kron(np.eye(max(model.outputs, len(model.blocks))), block)
 
 
-def intervals(
+def compute_quantiles(
     posterior: Family, units: np.ndarray | None = None
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Parameters as a tree, and the quantiles of all of them in a row; of the first ones times a matrix, if given."""
+    """The parameters as a tree, and three quantiles of all of them in a row.
+
+    With `units`, the first parameters are multiplied by that matrix. None, where there are too many to draw.
+    """
     if posterior.is_gaussian:
         gaussian = posterior.as_gaussian("report")
-        middle, scale = _flat(gaussian.location), _flat(gaussian.scale)
+        middle, scale = _flatten(gaussian.location), _flatten(gaussian.scale)
         if units is not None:
-            found = gaussian.marginals(_padded(units, len(middle)))
+            found = gaussian.marginals(_extend(units, len(middle)))
             middle, scale = found.mean, found.deviation
         half = float(ndtri(0.975)) * scale
         return gaussian.location, middle - half, middle, middle + half
@@ -59,22 +62,20 @@ def intervals(
         like = jax.eval_shape(posterior.sample, jax.random.key(0))
     if sum(leaf.size for leaf in jax.tree.leaves(like)) > MOST_DRAWN:
         return None
-    draws = [
-        np.asarray(leaf).reshape(DRAWS, -1) for leaf in jax.tree.leaves(posterior.sample(jax.random.key(0), (DRAWS,)))
-    ]
-    together = np.concatenate(draws, axis=1)
+    leaves = jax.tree.leaves(posterior.sample(jax.random.key(0), (DRAWS,)))
+    draws = np.concatenate([np.asarray(leaf).reshape(DRAWS, -1) for leaf in leaves], axis=1)
     if units is not None:
-        together = together @ _padded(units, together.shape[1]).T
-    low, middle, high = np.quantile(together, [0.025, 0.5, 0.975], axis=0)
+        draws = draws @ _extend(units, draws.shape[1]).T
+    low, middle, high = np.quantile(draws, [0.025, 0.5, 0.975], axis=0)
     return like, low, middle, high
 
 
-def _padded(units: np.ndarray, size: int) -> np.ndarray:
-    """The rest of the parameters are left as they are."""
+def _extend(units: np.ndarray, size: int) -> np.ndarray:
+    """The matrix for so many parameters, which leaves the others as they are."""
     A = np.eye(size)
     A[: len(units), : len(units)] = units
     return A
 
 
-def _flat(tree: Any) -> np.ndarray:
+def _flatten(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])

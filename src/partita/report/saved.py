@@ -9,16 +9,15 @@ from partita.errors import StorageError
 from partita.foundation.archives import doubted, read_arrays
 from partita.foundation.fields import anything, fields, items, number, whole
 from partita.foundation.plain import Row
-from partita.report.charts import CHARTS, Chart, Curve
+from partita.report.charts import Chart, Curve, choose_lines
 from partita.report.page import Report
 
 HISTORY = items(fields({"fold": whole(1), "round": number(0), "seconds": number(0)}, others=anything))
-# What is drawn of a stream beside what is drawn of a run; and of so many hyperparameters at most, one by one.
-STREAM_CHARTS = (Chart("smse"), Chart("nlpd", log=False), Chart("coverage", log=False), Chart("points", log=False))
+# The most hyperparameters that have a chart each.
 MOST_HYPER = 12
 SCORES = ("error", "nll", "ece", "rmse", "smse", "nlpd", "coverage")
-# Of a stream nothing travels, and every batch is taken whole.
-TRAVELS = ("messages", "bytes", "bytes_down", "bytes_up")
+# What a row of a stream does not show, because nothing travels and every batch is taken whole.
+NOT_OF_STREAMS = ("messages", "bytes", "bytes_down", "bytes_up", "round", "accepted", "staleness")
 
 
 def saved_report(path: str | os.PathLike[str]) -> Report:
@@ -27,7 +26,7 @@ def saved_report(path: str | os.PathLike[str]) -> Report:
     with doubted(path):
         rows, name = about.get("history", []), Path(path).name
         HISTORY(rows, "history")
-        kind = _kind(about)
+        kind = _read_kind(about)
         if not rows:
             raise StorageError(f"{path}: the {kind} has no history: it was written by an earlier version")
         known = about.get("log_evidence") if isinstance(about.get("estimator"), str | None) else None
@@ -42,10 +41,10 @@ def history_report(
     Args:
         title: of the page.
         rows: one per fold, or per batch.
-        log_evidence: of the whole, if it is known.
+        log_evidence: of the last row's posterior, if it is known.
         is_stream: whether a row is a batch of a stream, so that all is drawn over batches.
     """
-    shown = [_of_stream(row) for row in rows] if is_stream else list(rows)
+    shown = [_draw_over_batches(row) for row in rows] if is_stream else list(rows)
     last = shown[-1]
     if log_evidence is not None and math.isfinite(log_evidence):
         last = shown[-1] = {**last, "log_evidence": log_evidence}
@@ -65,7 +64,7 @@ def history_report(
         words=f"{len(rows)} {'batches of a stream' if is_stream else 'folds'}.",
         table=[table],
         curves=[Curve(title, shown)],
-        charts=(*CHARTS, *STREAM_CHARTS, *hyper[:MOST_HYPER]),
+        charts=(*choose_lines("stream"), *hyper[:MOST_HYPER]),
         notes={name: words for name, words in NOTES.items() if any(name in one for one in names)},
         against="batch" if is_stream else "round",
     )
@@ -77,13 +76,13 @@ NOTES = {
 }
 
 
-def _of_stream(row: Row) -> Row:
-    """A row of a stream, drawn against batches; without what says nothing of one."""
-    kept = {name: value for name, value in row.items() if name not in (*TRAVELS, "round", "accepted", "staleness")}
+def _draw_over_batches(row: Row) -> Row:
+    """A row of a stream's history whose axis is the number of the batch."""
+    kept = {name: value for name, value in row.items() if name not in NOT_OF_STREAMS}
     return {**kept, "batch": row["round"]}
 
 
-def _kind(about: Row) -> str:
+def _read_kind(about: Row) -> str:
     """What a file holds, in a word."""
     estimator = about.get("estimator")
     if isinstance(estimator, dict):

@@ -14,7 +14,7 @@ from partita.server.divergences import divergence
 from partita.server.events import Event
 from partita.server.hyper import HyperLearner
 from partita.server.rules import Proposal, Remark
-from partita.server.rules.chain import Settled
+from partita.server.rules.chain import AfterFold
 from partita.server.run import Run
 from partita.solvers import Outcome
 from partita.wire.messages import Notice
@@ -40,8 +40,8 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
         left = run.rules.apply(proposed)
     taken = ledger.take(sites, left.changes, left.common, partial(run.rules.allows, before))
     doubts = [Remark(site, words, strike=True) for site, words in received.doubted.items()]
-    settled = run.rules.settle(taken, doubts)
-    for site, share in zip(sites, settled.shares, strict=True):
+    after = run.rules.after_fold(taken, doubts)
+    for site, share in zip(sites, after.shares, strict=True):
         if share < run.setup.least:
             run.accounts.distrust(site)
     if run.learner is not None and received.complete:
@@ -49,25 +49,25 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
     change = run.accounts.move(before)
     stuck = _find_obstacles(run, updates, left, taken)
     run.board.returned(sites, ledger.version, change, _left_to_move(run, before, changes, stuck))
-    settled = replace(settled, problems=settled.problems + stuck)
-    return _make_event(run, received, left, change, settled), settled.notices
+    after = replace(after, problems=after.problems + stuck)
+    return _make_event(run, received, left, change, after), after.notices
 
 
-def _make_event(run: Run, received: Received, left: Proposal, change: float, settled: Settled) -> Event:
+def _make_event(run: Run, received: Received, left: Proposal, change: float, after: AfterFold) -> Event:
     ledger, tally = run.ledger, run.accounts.tally
     return Event(
         fold=tally.folds,
         version=ledger.version,
         round=ledger.version / ledger.sites,
         sites=tuple(left.sites),
-        shares=tuple(settled.shares.tolist()),
+        shares=tuple(after.shares.tolist()),
         wanted=left.wanted,
         taken_back=left.wanted == 0,
         staleness=left.staleness,
         free_energy=received.estimate.free_energy,
         free_energy_error=received.estimate.error,
         change=change,
-        problems=tuple(settled.problems),
+        problems=tuple(after.problems),
         seconds=tally.seconds,
         clock=tally.clock,
         messages=tally.messages,

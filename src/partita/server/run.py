@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from partita.designs.design import Reading
 from partita.families import Family
@@ -23,7 +22,8 @@ from partita.server.schedules import Board
 from partita.server.settings import Chosen
 from partita.server.shared_ledger import SharedLedger
 from partita.server.storage import Journal, write_names
-from partita.wire.engine import Engine, ask_all
+from partita.wire.answers import AnswerChecks
+from partita.wire.engine import Engine, address, ask_all
 from partita.wire.job import Job
 from partita.wire.naming import SiteNames
 from partita.wire.questions import Digest, Evaluate
@@ -106,7 +106,9 @@ class Run:
         question = Evaluate(self.ledger.posterior, self.current_hyper)
         factors = enumerate(self.ledger.factors()) if self.settings.solver.values_factor else ()
         by_site = {site: replace(question, factor=factor) for site, factor in factors}
-        answers: dict[int, Any] = dict(self.engine.ask(by_site or question))
+        answers = AnswerChecks(self.names).check(
+            by_site or address(question, self.sites), self.engine.ask(by_site or question)
+        )
         values = {site: answer.value for site, answer in answers.items()}
         return values | dict.fromkeys(self.ledger.retired, 0.0)
 

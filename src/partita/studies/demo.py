@@ -14,8 +14,10 @@ from partita.metrics import classification
 from partita.models import SoftmaxRegression
 from partita.predictive import expected_response
 from partita.report import Curve, Report
-from partita.report.charts import Calibration, calibration_picture, grouped_bars, label_picture
-from partita.report.measures import of_classes
+from partita.report.charts.base import Calibration
+from partita.report.charts.calibration import compare_calibrations
+from partita.report.charts.sites import compare_contributions, draw_labels
+from partita.report.measures import calibrate_classes
 from partita.result import Result
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
 from partita.solvers import FixedPoint
@@ -111,7 +113,7 @@ def describe_outcome(name: str, result: Result, measured: Row, seconds: float, d
     rows = [*result.history, end]
     if pooled:
         rows = [{key: value for key, value in row.items() if key not in ("messages", "bytes")} for row in rows]
-    calibration = of_classes(probabilities, digits.test[1])
+    calibration = calibrate_classes(probabilities, digits.test[1])
     return Outcome(row, Curve(name, rows), calibration, result.contributions().tolist())
 
 
@@ -132,14 +134,9 @@ def build_report(outcomes: Sequence[Outcome], digits: Digits) -> Report:
         table=[outcome.row for outcome in outcomes],
         curves=[outcome.curve for outcome in outcomes],
         pictures=[
-            label_picture(digits.shards),
-            calibration_picture(calibrations),
-            grouped_bars(
-                "Contribution of sites",
-                "How far the posterior would be without a site: KL(posterior ‖ posterior / factor).",
-                "nats",
-                contributions,
-            ),
+            draw_labels(digits.shards),
+            compare_calibrations(calibrations),
+            compare_contributions(contributions),
         ],
     )
 

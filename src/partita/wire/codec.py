@@ -71,7 +71,7 @@ READING = Plain(
 COLUMNS = Plain(
     checks.items(checks.items(checks.anything, 2)),
     lambda rows: tuple(_make_column(*row) for row in rows),
-    lambda columns: [[column.name, column.levels] for column in columns],
+    lambda columns: [[column.name, None if column.levels is None else list(column.levels)] for column in columns],
 )
 # How every field travels. Numbers alone are eight bytes, and are not listed.
 PARTS: dict[type, dict[str, Part]] = {
@@ -157,6 +157,42 @@ def decode_answer(question: type[Question], payload: bytes, like: Family | None 
     if len(payload) != 8:
         raise MalformedMessage(f"{question.name}: expected a number in eight bytes, got {len(payload)} bytes")
     return kind(**{SCALARS[kind]: float(np.frombuffer(payload, "<f8")[0])})
+
+
+def check_fields(answer: Answer) -> None:
+    """That every field of an answer is what it is declared to be, however it came here; a ValueError, if not."""
+    if (scalar := SCALARS.get(type(answer))) is not None:
+        value = getattr(answer, scalar)
+        if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
+            raise ValueError(f"{scalar}: expected a number, got {type(value).__name__}")
+        return
+    for key, part in PARTS[type(answer)].items():
+        value = getattr(answer, key)
+        match part:
+            case Plain():
+                _check_plain(key, part, value)
+            case Numbers():
+                _check_kind(key, value, part.dimensions, part.dtype)
+            case NamedNumbers():
+                for name, array in value.items():
+                    _check_kind(name, array, np.ndim(array), np.float64)
+
+
+def _check_plain(key: str, part: Plain, value: Any) -> None:
+    """That plain values can be sent, and be read again."""
+    try:
+        plain = part.plain(value)
+        part.check(plain, key)
+        part.make(plain)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _check_kind(key: str, array: Any, dimensions: int, dtype: Any) -> None:
+    """As `_check_numbers`, for numbers of any width."""
+    if not isinstance(array, np.ndarray) or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(f"{key}: expected an array of {np.dtype(dtype)}, got {getattr(array, 'dtype', type(array))}")
+    _check_numbers(key, array.astype(dtype, copy=False), dimensions, dtype)
 
 
 def largest_message(kind: type[Question] | type[Answer], like: Family | None) -> int:

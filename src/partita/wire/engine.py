@@ -5,10 +5,11 @@ from typing import Any, Protocol
 
 from partita.errors import EngineError
 from partita.models import AbstractModel
+from partita.wire.answers import AnswerChecks
 from partita.wire.job import Job
 from partita.wire.messages import Arrival
 from partita.wire.naming import SiteNames
-from partita.wire.questions import ANSWERS, Answer, Question
+from partita.wire.questions import Answer, Question
 from partita.wire.tasks import Task
 
 
@@ -51,15 +52,21 @@ def address(question: Question | Mapping[int, Question], sites: int) -> dict[int
     return dict(question) if isinstance(question, Mapping) else dict.fromkeys(range(sites), question)
 
 
-def ask_all(engine: Engine, question: Question | Mapping[int, Question], sites: int, names: SiteNames) -> list[Any]:
-    """The answers of all who are asked, in their order; an error that names those who gave none."""
+def ask_all(
+    engine: Engine,
+    question: Question | Mapping[int, Question],
+    sites: int,
+    names: SiteNames,
+    checks: AnswerChecks | None = None,
+) -> list[Any]:
+    """The answers of all who are asked, in their order, checked; an error that names those who gave none.
+
+    With `checks` that have seen earlier answers of the same sites, these have to agree with them.
+    """
     asked = address(question, sites)
-    answers = engine.ask(question)
+    answers = (checks or AnswerChecks(names)).check(asked, engine.ask(question))
     silent = [names.of(site) for site in asked if site not in answers]
     if silent:
         kind = next(iter(asked.values())).name
         raise EngineError(f"{', '.join(silent)}: no answer to the question {kind!r}, which all have to answer first")
-    for site, answer in answers.items():
-        if not isinstance(answer, ANSWERS[type(asked[site])]):
-            raise EngineError(f"{names.of(site)}: answered {type(answer).__name__} to {asked[site].name!r}")
     return [answers[site] for site in asked]

@@ -3,7 +3,8 @@
 A rule is a frozen value with `init`, which gives its state in one run; the state has `apply`. What goes into `apply` is
 a stack of proposed changes with who sent them; what comes out is a stack of changes and how much of each was left.
 Everything else that a state may do is optional: refuse an update before it is written down (`admit`), hear of free
-energies (`observe`), have the last word on where the posterior goes (`allows`), and say what it did to whom (`settle`).
+energies (`observe`), have the last word on where the posterior goes (`allows`), and say what it did to whom
+(`after_fold`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,7 +120,7 @@ class RuleState:
     def observe(self, seen: FreeEnergy) -> None:
         """The free energy of the posterior is known anew; asked before the fold that follows."""
 
-    def settle(self, taken: np.ndarray) -> Sequence[Remark]:
+    def after_fold(self, taken: np.ndarray) -> Sequence[Remark]:
         """After a fold: the share of what `apply` gave that was taken of each site. Gives remarks on sites."""
         return ()
 

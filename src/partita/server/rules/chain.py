@@ -13,7 +13,7 @@ from partita.wire.tasks import Update
 
 
 @dataclass(frozen=True)
-class Settled:
+class AfterFold:
     """What became of a fold.
 
     Args:
@@ -40,7 +40,7 @@ class Chain:
     def __post_init__(self) -> None:
         """Find out who has something to do when: most rules do only a part of what a rule may."""
         self._admitting, self._observing = self._having("admit"), self._having("observe")
-        self._folding, self._guarding = self._having("apply", "settle"), self._having("allows")
+        self._folding, self._guarding = self._having("apply", "after_fold"), self._having("allows")
         self._holding = self._having("holds")
 
     @classmethod
@@ -75,7 +75,7 @@ class Chain:
     def allows(self, old: Family, new: Family) -> bool:
         return all(state.allows(old, new) for state in self._guarding)
 
-    def settle(self, share: float, doubts: Sequence[Remark] = ()) -> Settled:
+    def after_fold(self, share: float, doubts: Sequence[Remark] = ()) -> AfterFold:
         """Tell every rule which share was taken of what it let through, and judge sites by what rules remark on them.
 
         Args:
@@ -84,11 +84,11 @@ class Chain:
         """
         said, taken = [], np.full(len(self._sites), share)
         for state, shares in zip(reversed(self._folding), reversed(self._shares), strict=True):
-            said.append(state.settle(taken))
+            said.append(state.after_fold(taken))
             taken = taken if shares is None else shares * taken
         remarks = [*doubts, *(remark for own in reversed(said) for remark in own)]
         held = [site for site in self._sites if any(state.holds(site) for state in self._holding)]
-        return Settled(taken, *self.strikes.judge(self._sites, remarks, held))
+        return AfterFold(taken, *self.strikes.judge(self._sites, remarks, held))
 
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""

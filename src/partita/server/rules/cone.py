@@ -34,7 +34,7 @@ class ConeState(RuleState):
         self._sites, self._shares = proposal.sites, fitted.shares
         return replace(proposal, changes=fitted.changes, shares=fitted.shares, common=fitted.share)
 
-    def settle(self, taken: np.ndarray) -> list[Remark]:
+    def after_fold(self, taken: np.ndarray) -> list[Remark]:
         self.latest.update(zip(self._sites, (self._shares * taken).tolist(), strict=True))
         words = "its update would leave a density improper, or bury the others', and nothing of it was taken"
         return [Remark(site, words, strike=True) for site in self._sites if self._is_singled_out(site)]

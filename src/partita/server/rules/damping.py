@@ -224,7 +224,7 @@ class AutoDamper(Damper):
         self.applied, self.sites = (proposal.changes**self.current).scale_rows(shares), sites
         return self.applied
 
-    def settle(self, taken: np.ndarray) -> list[Remark]:
+    def after_fold(self, taken: np.ndarray) -> list[Remark]:
         if self.share > 0 and self.applied is not None:
             self.applied = self.applied.scale_rows(taken)
         if self.blame.blamed is None or self.smooth is not None:

@@ -121,7 +121,7 @@ class Trust(RuleState):
         """Whether a fold may move the posterior there."""
         return self.limits.change is None or bool(divergence(new, old) <= self.limits.change)
 
-    def settle(self, taken: np.ndarray) -> list[Remark]:
+    def after_fold(self, taken: np.ndarray) -> list[Remark]:
         """Count what was taken of each site's change."""
         assert self._passed is not None
         sites, posterior = self._passed.sites, self._passed.posterior

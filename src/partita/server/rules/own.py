@@ -72,13 +72,15 @@ class OwnState(RuleState):
     def observe(self, seen: FreeEnergy) -> None:
         self.state.observe(seen)
 
-    def settle(self, taken: np.ndarray) -> Sequence[Remark]:
-        remarks = self.state.settle(taken)
+    def after_fold(self, taken: np.ndarray) -> Sequence[Remark]:
+        remarks = self.state.after_fold(taken)
         if not isinstance(remarks, Sequence) or not all(isinstance(one, Remark) for one in remarks):
-            raise InputError(f"{self.name}.settle: expected a list of remarks, got {remarks!r}")
+            raise InputError(f"{self.name}.after_fold: expected a list of remarks, got {remarks!r}")
         strangers = [one.site for one in remarks if not 0 <= one.site < self.sites]
         if strangers:
-            raise InputError(f"{self.name}.settle: there is no site {strangers[0]}: sites are 0 to {self.sites - 1}")
+            raise InputError(
+                f"{self.name}.after_fold: there is no site {strangers[0]}: sites are 0 to {self.sites - 1}"
+            )
         return remarks
 
     def holds(self, site: int) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from partita.foundation.plain import Row
-from partita.report.charts import COLOURS, Picture, styled
+from partita.report.charts import COLOURS, Picture
+from partita.report.charts.base import style_figure
 
 # A panel's place in a figure, and the row of the study that is drawn there.
 Panel = tuple[dict[str, int], Row]
@@ -51,7 +52,7 @@ def surfaces(rows: Sequence[Row]) -> Picture:
                 x=points[:, 0], y=points[:, 1], mode="markers",
                 marker={"size": 7, "color": "black", "symbol": "x-thin", "line": {"width": 2}}, **place,
             )  # fmt: skip
-    styled(figure).update_layout(height=240 * len(lines) + 60, showlegend=False)
+    style_figure(figure).update_layout(height=240 * len(lines) + 60, showlegend=False)
     words = "Probabilities of the second class after every batch, with what was seen and the pseudo-points."
     return Picture("What is learnt, batch by batch", words, figure, wide=True)
 
@@ -75,7 +76,7 @@ def beliefs(rows: Sequence[Row]) -> Picture:
             else:
                 x, density = smooth(np.array(draws))
                 figure.add_scatter(x=x, y=density, mode="lines", line={"color": colour}, row=1, col=column, **shown)
-    styled(figure).update_layout(height=360, showlegend=False, margin_t=50)
+    style_figure(figure).update_layout(height=360, showlegend=False, margin_t=50)
     words = "Densities of logarithms after the last batch; dashed lines are points."
     return Picture("Hyperparameters", words, figure, wide=True)
 
@@ -114,6 +115,6 @@ def frames(rows: Sequence[Row], truth: Any) -> Picture:
             )  # fmt: skip
             earlier = [earlier[0] + row["batch"][0], earlier[1] + row["batch"][1]]
     figure.update_yaxes(range=[-2.8, 2.8])
-    styled(figure).update_layout(height=300 * len(lines) + 60, showlegend=False, margin_t=50)
+    style_figure(figure).update_layout(height=300 * len(lines) + 60, showlegend=False, margin_t=50)
     words = "The function (dotted), predictions with 95 % bands, data of the batch and of earlier ones, pseudo-points."
     return Picture("What is learnt, batch by batch", words, figure, wide=True)
