@@ -67,7 +67,7 @@ class Result:
         """Probabilities of the classes, averaged over the posterior."""
         X = self._inputs("predict_proba", X)
         response = expected_response(self.model, self.posterior, X, samples)
-        if response.ndim != 2 or getattr(self.model, "likelihood", None) == "gaussian":
+        if not self.model.classifies(response):  # type: ignore[attr-defined]
             raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
         return response
 

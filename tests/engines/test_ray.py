@@ -157,7 +157,7 @@ def test_a_regression_reads_tables_where_actors_are(engine, tmp_path):
         sites[path.stem] = load
     settings = {"family": "bernoulli", "quiet": True, "schedule": Synchronous(rounds=3), "held_out": 0.1}
     here = pt.regress("ill ~ age + arm", str(tmp_path / "*.csv"), **settings)
-    with pytest.raises(AssertionError):
+    with pytest.raises(ShardError, match="site site0: data: the function that loads them failed with AssertionError"):
         pt.regress("ill ~ age + arm", sites, **settings)
     for given in (sites, str(tmp_path / "*.csv")):
         there = pt.regress("ill ~ age + arm", given, engine=engine(actors=2), **settings)

@@ -8,7 +8,7 @@ import pytest
 import partita as pt
 from partita.engines import InProcess
 from partita.errors import EngineError, Stalled
-from partita.server.inbox import FRUITLESS
+from partita.server.inbox import FRUITLESS, IDLE
 from partita.wire.messages import Notice
 
 GENERATOR = np.random.default_rng(0)
@@ -95,6 +95,46 @@ def test_sites_that_come_and_go_and_never_answer_do_not_keep_a_run_going_for_eve
     with pytest.raises(Stalled, match=r"tasks in a row came to nothing, the last one of site \d .away.*can be resumed"):
         run(Changed(change=away), pt.schedules.Asynchronous(updates=30))
     assert len(seen) == FRUITLESS * len(SHARDS) + 1
+
+
+@pytest.mark.parametrize("kind", ["back", "struck", "readmitted"])
+def test_idle_talk_does_not_keep_a_run_going_for_ever(kind):
+    talk = Changed(change=lambda arrivals: arrivals)
+    talk.collect = lambda: [Notice(1, kind)]
+    with pytest.raises(Stalled, match=f"{IDLE * len(SHARDS) + 1} messages in a row brought no update.*site 1.*{kind}"):
+        run(talk)
+
+
+def test_updates_that_nobody_can_take_do_not_keep_a_run_going_for_ever():
+    kept = []
+
+    def again(arrivals):
+        kept.extend(arrivals)
+        return [replace(update, version=7) for update in kept[:1]]
+
+    engine = Changed(change=again)
+    engine.collect = lambda collect=engine.collect: again(collect() if not kept else [])
+    with pytest.raises(Stalled, match="messages in a row brought no update.*an update that is refused"):
+        run(engine)
+
+
+@pytest.mark.parametrize("site", [-1, 3])
+@pytest.mark.parametrize("names", [None, ["a", "b", "c"]])
+def test_updates_of_sites_that_are_not_there_are_refused(site, names):
+    events = run(Changed(change=lambda arrivals: [replace(arrivals[0], site=site), *arrivals]), names=names)
+    assert_same(events, run(InProcess()))
+    assert events[0].refused == (f"site {site}: there is no such site: there are 0 to 2",)
+
+
+@pytest.mark.parametrize("site", ["north", None, [1], 0.5])
+def test_updates_of_sites_that_are_no_numbers_are_errors_of_the_engine(site):
+    with pytest.raises(EngineError, match="the engine gave an update of site .*: sites are numbers"):
+        run(Changed(change=lambda arrivals: [replace(arrivals[0], site=site), *arrivals]))
+
+
+def test_what_is_neither_an_update_nor_a_notice_is_an_error_of_the_engine():
+    with pytest.raises(EngineError, match="the engine gave NoneType where updates and notices"):
+        run(Changed(change=lambda arrivals: [None]))
 
 
 def test_what_was_delivered_before_a_resume_is_not_asked_for_again(tmp_path):

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from partita.designs.columns import Column
-from partita.designs.design import COUNTS, MOST_COLUMNS, RESPONSES, Counts, Design, Reading, specify, target_levels
+from partita.designs.design import MOST_COLUMNS, Counts, Design, Reading, specify, target_levels
 from partita.designs.language import Parsed, parse_terms
+from partita.designs.responses import RESPONSES
 from partita.errors import CorruptStorage, reason
 from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
 from partita.foundation.plain import Row, plain
@@ -33,6 +34,11 @@ def _site(value: Any, place: str) -> None:
         check(item, place)
 
 
+def _response(value: Any, place: str) -> None:
+    """The name of a response that is registered by now."""
+    one_of(tuple(RESPONSES))(value, place)
+
+
 def _terms(value: Any, place: str) -> None:
     items(items(items(text(), 2)))(value, place)
     if sum(map(len, value)) + len(value) > MOST_STORED:
@@ -42,7 +48,7 @@ def _terms(value: Any, place: str) -> None:
 PARTS = {
     # Only words: what is evaluated are the terms.
     "formula": anything,
-    "family": one_of(RESPONSES),
+    "family": _response,
     "group": maybe(text()),
     "columns": items(_pair),
     "left": _terms,
@@ -169,10 +175,10 @@ def _check_columns(parsed: Parsed, columns: Mapping[str, Column], row: Row) -> N
     """That columns are the formula's, and that counts have a mean and classes two levels."""
     if set(parsed.names) != set(columns) or len(columns) != len(row["columns"]):
         raise ValueError("other columns than the formula's")
-    levels, family = target_levels(parsed, columns), row["family"]
-    if levels is not None and (family != "bernoulli" or len(levels) != 2):
+    levels, response = target_levels(parsed, columns), RESPONSES[row["family"]]
+    if levels is not None and len(levels) != response.classes:
         raise ValueError("the target's levels are not those of two classes")
-    if (row["mean_count"] is not None) != (family in COUNTS):
+    if (row["mean_count"] is not None) != response.keeps_mean:
         raise ValueError("counts, and nothing else, have a mean")
 
 

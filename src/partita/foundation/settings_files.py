@@ -4,8 +4,11 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -92,7 +95,7 @@ class SettingsFile:
 
     def _convert(self, section: str, key: str, value: Any, annotation: Any) -> Any:
         try:
-            converted = msgspec.convert(value, annotation)
+            converted = msgspec.convert(value, _writable(annotation))
         except (ValueError, OverflowError) as error:
             # A `ValidationError`; or what text that is no Unicode, and numbers that no float is, make of msgspec.
             if str(error).startswith("Invalid enum value"):
@@ -120,6 +123,13 @@ class SettingsFile:
             elif current == section and re.match(rf"\s*{re.escape(key)}\s*=", line):
                 return number
         return None
+
+
+def _writable(annotation: Any) -> Any:
+    """An annotation without what only code can give: pairs of functions, which a file's lists are not."""
+    members = get_args(annotation) if isinstance(annotation, UnionType) else ()
+    kept = [kind for kind in members if not hasattr(kind, "_fields")]
+    return reduce(or_, kept) if kept else annotation
 
 
 def without_name(table: Table) -> Table:

@@ -205,9 +205,13 @@ class Predictor(AbstractModel):
         """A decision from the expected response."""
         return response
 
+    def classifies(self, response: np.ndarray) -> bool:
+        """Whether expected responses are probabilities of classes."""
+        return response.ndim == 2
+
     def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """How good expected responses are, against observed targets."""
-        return classification(response, y) if response.ndim == 2 else regression(response, y)
+        return classification(response, y) if self.classifies(response) else regression(response, y)
 
 
 def check_labels(site: int, y: np.ndarray, classes: int) -> np.ndarray:

@@ -5,6 +5,8 @@ from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import get_args
 
+import numpy as np
+
 from partita.errors import EngineError, NotOutstanding, RunMismatch, StaleUpdate, Stalled, UpdateRefused
 from partita.families import Family
 from partita.server.ledger import Ledger
@@ -15,8 +17,8 @@ from partita.wire.messages import Arrival, Notice, NoticeKind
 from partita.wire.naming import SiteNames
 from partita.wire.tasks import Task, Update
 
-# How many tasks in a row may come to nothing, for each site of a run.
-FRUITLESS = 500
+# For each site of a run: how many tasks in a row may come to nothing, and how many messages may bring no update.
+FRUITLESS, IDLE = 500, 2000
 
 
 class Inbox:
@@ -43,6 +45,8 @@ class Inbox:
         self._decided: list[Notice] = []
         # How many tasks in a row have come to nothing.
         self._fruitless = 0
+        # How many messages in a row were no update that could be taken.
+        self._idle = 0
 
     def submit(self, tasks: Sequence[Task], clock: float) -> None:
         """Give tasks to the engine; while a journal is replayed, which may answer them, hold them back."""
@@ -75,15 +79,17 @@ class Inbox:
             if not arrivals:
                 raise Stalled("nobody is working, and nobody can be asked")
             for arrival in arrivals:
+                if isinstance(arrival, Update) and not isinstance(arrival.site, int | np.integer):
+                    raise EngineError(f"the engine gave an update of site {arrival.site!r}: sites are numbers")
                 if isinstance(arrival, Update) and arrival.site in waiting:
                     answered.add(arrival.site)
                 good = self._check(arrival, answered, withdrawn)
+                self._count(arrival, good)
                 if good is not None:
                     taken.append(good)
-                    self._count(good)
         if self._journal is not None:
             self._written = self._writer.submit(self._journal.append, taken)
-        reached("before fold")
+            reached("before fold")
         self._taken.extend(taken[decided:])
 
     def _check(self, arrival: Arrival, answered: set[int], withdrawn: set[int]) -> Arrival | None:
@@ -92,6 +98,10 @@ class Inbox:
         `answered` and `withdrawn` are the sites whose updates came, or whose tasks ended, before this or with it.
         """
         if isinstance(arrival, Update):
+            if not 0 <= arrival.site < self._ledger.sites:
+                words = f"there is no such site: there are 0 to {self._ledger.sites - 1}"
+                self.refused.append(NotOutstanding(arrival.site, words))
+                return None
             if arrival.site in answered:
                 self.refused.append(NotOutstanding(arrival.site, "its update came before, and waits"))
                 return None
@@ -110,7 +120,9 @@ class Inbox:
 
     def _check_notice(self, notice: Notice) -> None:
         """An engine tells of sites of this run, in words that a journal knows; or it is broken."""
-        if notice.kind not in get_args(NoticeKind) or not 0 <= notice.site < self._ledger.sites:
+        if not isinstance(notice, Notice):
+            raise EngineError(f"the engine gave {type(notice).__name__} where updates and notices were expected")
+        if notice.kind not in get_args(NoticeKind) or notice.site not in range(self._ledger.sites):
             raise EngineError(
                 f"the engine gave a notice of kind {notice.kind!r} for site {notice.site}: a run with "
                 f"{self._ledger.sites} sites knows {', '.join(get_args(NoticeKind))}"
@@ -130,16 +142,24 @@ class Inbox:
             return Notice(update.site, kind, error.problem)
         return update
 
-    def _count(self, arrival: Arrival) -> None:
-        """Sites that say they can work, and then do not, must not keep a run going for ever."""
-        if isinstance(arrival, Update):
-            self._fruitless = 0
+    def _count(self, arrival: Arrival, good: Arrival | None) -> None:
+        """Sites that say they can work, and then do not, must not keep a run going for ever; nor must idle talk."""
+        if isinstance(good, Update):
+            self._fruitless = self._idle = 0
             return
-        self._fruitless += arrival.kind in ("away", "dropped")
+        self._idle += 1
+        self._fruitless += good is not None and good.kind in ("away", "dropped")
         if self._fruitless > FRUITLESS * self._ledger.sites:
+            assert good is not None
             raise Stalled(
-                f"{self._fruitless} tasks in a row came to nothing, the last one of {self._names.of(arrival.site)} "
-                f"({arrival.reason or arrival.kind}); the run can be resumed"
+                f"{self._fruitless} tasks in a row came to nothing, the last one of {self._names.of(good.site)} "
+                f"({good.reason or good.kind}); the run can be resumed"
+            )
+        if self._idle > IDLE * self._ledger.sites:
+            last = "an update that is refused" if good is None else f"that it is {good.kind}"
+            raise Stalled(
+                f"{self._idle} messages in a row brought no update that can be taken, the last one of "
+                f"{self._names.of(arrival.site)}: {last}; the run can be resumed"
             )
 
     def acknowledge(self, fold: int, posterior: Family, decided: Sequence[Notice]) -> tuple[str, ...]:
@@ -155,7 +175,7 @@ class Inbox:
         self.flush()
         if self._journal is not None:
             self._journal.add_posterior(fold, posterior)
-        reached("after fold")
+            reached("after fold")
         refused, self.refused = self.refused, []
         for error in refused:
             error.call(self._names.of)

@@ -5,7 +5,7 @@ from typing import Any
 
 from partita.designs.design import Design, Reading
 from partita.designs.saving import pack_terms
-from partita.errors import EngineError
+from partita.errors import EngineError, PartitaError, ShardError, reason
 from partita.models import AbstractModel
 from partita.shards import Shard, padded
 from partita.site.columns import arrange_shard
@@ -43,8 +43,16 @@ class Holder:
         if not callable(self.sources[site]):
             return self.sources[site]
         if site not in self._raw:
-            self._raw[site] = self.sources[site]()
+            self._raw[site] = self._call(site)
         return self._raw[site]
+
+    def _call(self, site: int) -> Any:
+        try:
+            return self.sources[site]()
+        except PartitaError:
+            raise
+        except Exception as error:
+            raise ShardError(site, "data", f"the function that loads them failed with {reason(error)}") from error
 
     def table(self, site: int, weights: str | None = None) -> Any:
         """A site's table as a frame, rows repeated as their weights say."""

@@ -16,6 +16,7 @@ from safetensors import numpy as safetensors
 
 from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Family
+from partita.foundation import fields
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json
 from partita.foundation.text import MOST_REASON, clean
@@ -80,9 +81,8 @@ def decode_update(site: int, version: int, payload: bytes, like: Family) -> Upda
         # In one order, whatever the reader's: sums over them are the same to the last bit then.
         names = sorted(name for name in arrays if name.startswith("hyper."))
         hyper = {name[6:]: float(arrays[name].item()) for name in names}
-        steps, outcome = int(numbers.pop("steps")), int(Outcome(int(numbers.pop("outcome"))))
-        if steps < 0:
-            raise ValueError(f"steps: {steps}")
+        steps, outcome = (_read_whole(name, numbers.pop(name)) for name in ("steps", "outcome"))
+        Outcome(outcome)
     except (SafetensorError, KeyError, ValueError, OverflowError, TypeError) as error:
         raise MalformedUpdate(site, f"cannot be read: {clean(error)}") from error
     return Update(site, version, change, steps=steps, outcome=outcome, hyper_gradient=hyper, **numbers)
@@ -109,13 +109,13 @@ def decode_task(payload: bytes, like: Family) -> Task:
     message_only = about.get("message_only") is True
     try:
         return Task(
-            site=int(about["site"]),
-            version=int(about["version"]),
-            cavity=flat if message_only else read_density("cavity", arrays, like),
-            factor=flat if message_only else read_density("factor", arrays, like),
+            site=_read_whole("site", about["site"]),
+            version=_read_whole("version", about["version"]),
+            cavity=flat if message_only else _read_finite("cavity", arrays, like),
+            factor=flat if message_only else _read_finite("factor", arrays, like),
             hyper=_read_hyper(about),
-            start=read_density("start", arrays, like) if message_only or "start.0" in arrays else None,
-            anchor=read_density("anchor", arrays, like) if "anchor.0" in arrays else None,
+            start=_read_finite("start", arrays, like) if message_only or "start.0" in arrays else None,
+            anchor=_read_finite("anchor", arrays, like) if "anchor.0" in arrays else None,
             message_only=message_only,
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -128,8 +128,24 @@ def read_density(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> F
     return density
 
 
+def _read_finite(name: str, arrays: Mapping[str, np.ndarray], like: Family) -> Family:
+    """A density of which something can be computed."""
+    density = read_density(name, arrays, like)
+    if not density.is_finite():
+        raise ValueError(f"{name}: is not finite")
+    return density
+
+
 def _read_hyper(about: Mapping[str, Any]) -> Hyper:
-    return {str(name): float(value) for name, value in about["hyper"].items()}
+    fields.entries(fields.number())(about["hyper"], "hyper")
+    return {name: float(value) for name, value in about["hyper"].items()}
+
+
+def _read_whole(name: str, value: Any) -> int:
+    """A whole number, which travels as one or as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+        raise ValueError(f"{name}: expected a whole number of at least 0, got {value!r}")
+    return int(value)
 
 
 def pack(kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:

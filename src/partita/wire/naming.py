@@ -28,7 +28,7 @@ class SiteNames:
 
     def name(self, site: int) -> str:
         """A site's name alone."""
-        return self.names[site] if site < len(self.names) else str(site)
+        return self.names[site] if 0 <= site < len(self.names) else str(site)
 
     @contextmanager
     def told(self) -> Iterator[None]:
