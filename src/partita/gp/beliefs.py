@@ -81,7 +81,7 @@ class Beliefs(NamedTuple):
 
         return self._replace(location={name: move(name, at) for name, at in self.location.items()})
 
-    def share_among_outputs(self, noise: Array) -> Array:
+    def share_among_outputs(self, noise: np.ndarray) -> np.ndarray:
         """Draws [number, hyperparameters] where what each output has of its own is drawn once for all of them.
 
         No term of the free energy knows those of two outputs, so expectations stay; equal columns learn equal things.
@@ -100,7 +100,7 @@ class Beliefs(NamedTuple):
         """
         with precision(np.float64):
             (mean, unravel), (spread, _) = ravel(self.location), ravel(self.scale)
-            noise = mirrored_normals(jax.random.key(seed), samples, len(mean))
+            noise = on_host(mirrored_normals(jax.random.key(seed), samples, len(mean)))
             logs = mean + spread * (self.share_among_outputs(noise) if by_output else noise)
             drawn: dict[str, np.ndarray] = on_host(exponentials(jax.vmap(unravel)(logs)))
             return drawn
