@@ -29,6 +29,13 @@ def inner(natural: Any, mean: Any) -> Scalar:
     return sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
 
 
+def inner_on_host(natural: Any, mean: Any) -> float:
+    """⟨η, μ⟩ on the host, in double precision: differences of such numbers are small beside them."""
+    pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return sum(float(np.vdot(np.asarray(a, np.float64), np.asarray(b, np.float64))) for a, b in pairs)
+
+
 @dataclass_transform(frozen_default=True)
 class Tree:
     """A frozen dataclass that JAX sees as a tree of its fields: like Equinox's modules, with nothing around methods.

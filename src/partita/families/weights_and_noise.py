@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.stats import t as student
-from scipy.interpolate import CubicSpline
 
 from partita.errors import InputError
 from partita.families.abstract_gaussian import LOG_2PI
@@ -232,6 +231,8 @@ class WeightsAndNoise(Family):
 
     def log_noise_quantile(self, probability: Any) -> np.ndarray:
         """Quantiles of log σ, from the integral of a spline through the density of log τ."""
+        from scipy.interpolate import CubicSpline
+
         u, share = self._noise()
         fine = np.linspace(u[0], u[-1], FINE)
         below = CubicSpline(u, share).antiderivative()(fine)
