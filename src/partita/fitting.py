@@ -25,9 +25,7 @@ from partita.server.run import Run
 from partita.server.schedules import OnePass, Synchronous
 from partita.server.settings import Options, Settings, check_kinds
 from partita.server.storage import Journal
-from partita.shards import Shard
 from partita.site.columns import Columns
-from partita.site.worker import load_shards
 from partita.solvers import FixedPoint
 from partita.solvers.choice import SOLVES
 from partita.telemetry import Callback, listening, tell
@@ -343,12 +341,6 @@ def check_sites(model: AbstractModel, shards: Sequence[Any]) -> None:
         raise InputError(f"shards: expected a list with one entry per site, got {type(shards).__name__}")
     if not shards:
         raise InputError("shards: expected at least one site")
-
-
-def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
-    """Every site's data, checked before any work begins."""
-    check_sites(model, shards)
-    return load_shards(model, shards)
 
 
 def check_log_probs(log_probs: Mapping[int, float]) -> None:

@@ -46,7 +46,7 @@ class Exponential(Response):
     def expect(self, f, variances):
         return np.exp(f[:, None] + variances() / 2).mean(axis=1)
 
-    def draw(self, f, others, unit, rng):
+    def draw(self, f, others, rng):
         return rng.exponential(np.exp(f))
 
 
@@ -103,7 +103,7 @@ def test_what_is_expected_is_the_mean_of_what_is_drawn(response):
     others = {"noise": np.full((200_000, 1), 0.5), "size": np.full((200_000, 1), 4.0)}
     mean, variance = np.array([-1.0, 0.0, 1.5]), 0.09
     f = mean + np.sqrt(variance) * rng.normal(size=(200_000, 3))
-    drawn = response.draw(f, others, 1.0, rng)
+    drawn = response.draw(f, others, rng)
     expected = response.expect(mean, lambda: np.full((3, 1), variance))
     assert np.all(np.abs(expected - drawn.mean(axis=0)) < 5 * drawn.std(axis=0) / np.sqrt(200_000))
     assert response.is_possible(np.array([response.example, 1.0]))

@@ -21,11 +21,12 @@ class Draws(NamedTuple):
 
 def predict_observations(design: Design, draws: Draws, X: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draws of new observations, in the units of the data, [draws, rows]; of probabilities, for two classes."""
-    beta, others = draws
+    beta = draws.coefficients
+    others = {name: design.target_unit * values for name, values in draws.others.items()}
     f: np.ndarray = beta[:, : len(design.names)] @ X.T + (beta[:, -1:] if design.intercept else 0.0)
     if "spread" in others:
-        f = f + design.target_unit * others["spread"] * rng.normal(size=f.shape)
-    return design.response.draw(f, others, design.target_unit, rng)
+        f = f + others["spread"] * rng.normal(size=f.shape)
+    return design.response.draw(f, others, rng)
 
 
 def begin_random(seed: int, site: str) -> tuple[int, np.random.Generator]:

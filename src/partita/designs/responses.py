@@ -29,6 +29,8 @@ POINTS = 40
 # Draws of rates go no further: exp(30) is more than can be counted.
 LARGEST_LOG_RATE = 30.0
 Sums = dict[str, np.ndarray]
+# Draws of what a distribution has beside its linear predictor, such as noise, by name; in the units of the targets.
+Others = Mapping[str, np.ndarray]
 
 
 class Response(ABC):
@@ -77,9 +79,7 @@ class Response(ABC):
         """The expected target of each row, from the mean of f [rows] and equally likely variances [rows, some]."""
 
     @abstractmethod
-    def draw(
-        self, f: np.ndarray, others: Mapping[str, np.ndarray], unit: float, rng: np.random.Generator
-    ) -> np.ndarray:
+    def draw(self, f: np.ndarray, others: Others, rng: np.random.Generator) -> np.ndarray:
         """Draws of new observations, of the shape of f; of probabilities, for classes."""
 
     def sum_comparisons(self, mean: np.ndarray, ranks: np.ndarray, y: np.ndarray) -> Sums:
@@ -125,10 +125,8 @@ class Gaussian(Response):
     def expect(self, f: np.ndarray, variances: Callable[[], np.ndarray]) -> np.ndarray:
         return f
 
-    def draw(
-        self, f: np.ndarray, others: Mapping[str, np.ndarray], unit: float, rng: np.random.Generator
-    ) -> np.ndarray:
-        return f + unit * others["noise"] * rng.normal(size=f.shape)
+    def draw(self, f: np.ndarray, others: Others, rng: np.random.Generator) -> np.ndarray:
+        return f + others["noise"] * rng.normal(size=f.shape)
 
 
 class Bernoulli(Response):
@@ -158,9 +156,7 @@ class Bernoulli(Response):
         mean: np.ndarray = (expit(points) @ weights).mean(axis=1)
         return mean
 
-    def draw(
-        self, f: np.ndarray, others: Mapping[str, np.ndarray], unit: float, rng: np.random.Generator
-    ) -> np.ndarray:
+    def draw(self, f: np.ndarray, others: Others, rng: np.random.Generator) -> np.ndarray:
         return 1 / (1 + np.exp(-f))
 
     def sum_comparisons(self, mean: np.ndarray, ranks: np.ndarray, y: np.ndarray) -> Sums:
@@ -212,12 +208,10 @@ class CountResponse(Response):
         mean: np.ndarray = np.exp(f[:, None] + variances() / 2).mean(axis=1)
         return mean
 
-    def draw(
-        self, f: np.ndarray, others: Mapping[str, np.ndarray], unit: float, rng: np.random.Generator
-    ) -> np.ndarray:
+    def draw(self, f: np.ndarray, others: Others, rng: np.random.Generator) -> np.ndarray:
         return rng.poisson(self.draw_rates(np.exp(np.minimum(f, LARGEST_LOG_RATE)), others, rng))
 
-    def draw_rates(self, mean: np.ndarray, others: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    def draw_rates(self, mean: np.ndarray, others: Others, rng: np.random.Generator) -> np.ndarray:
         """The rate of each count, which may vary around its mean."""
         return mean
 
@@ -249,7 +243,7 @@ class NegativeBinomial(CountResponse):
         size = numpyro.sample("size", dist.Gamma(2, 0.1))
         return dist.NegativeBinomial2(jnp.exp(f), size)
 
-    def draw_rates(self, mean: np.ndarray, others: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    def draw_rates(self, mean: np.ndarray, others: Others, rng: np.random.Generator) -> np.ndarray:
         return mean * rng.gamma(others["size"], 1 / others["size"], mean.shape)
 
 

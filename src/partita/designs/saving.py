@@ -1,12 +1,13 @@
 """How a formula reads tables, as plain values for files and wires; and back, without running anything."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from partita.designs.columns import Column
-from partita.designs.design import MOST_COLUMNS, Counts, Design, Reading, specify, target_levels
+from partita.designs.design import MOST_COLUMNS, Counts, Design, Reading, target_levels
 from partita.designs.language import Parsed, parse_terms
 from partita.designs.responses import RESPONSES
 from partita.errors import CorruptStorage, reason
@@ -100,26 +101,12 @@ def unpack_design(row: Any) -> Design:
     columns = {name: Column(name, _levels(levels)) for name, levels in row["columns"]}
     parsed = parse_terms(_unpack_terms(row["left"]), _unpack_terms(row["right"]), row["group"])
     _check_columns(parsed, columns, row)
-    spec = specify(parsed, columns)
-    names = tuple(name for name in spec.column_names if name != "Intercept")
+    design = Design.unscaled(str(row["formula"]), row["family"], parsed, columns)
     centre, unit = (np.array(row[name], float) for name in ("centre", "unit"))
-    if list(names) != row["names"] or {centre.shape, unit.shape} != {(len(names),)}:
+    if list(design.names) != row["names"] or {centre.shape, unit.shape} != {design.unit.shape}:
         raise ValueError("columns or units are not those of the formula")
     settings: dict[str, Any] = {name: float(row[name]) for name in NUMBERS}
-    return Design(
-        str(row["formula"]),
-        row["family"],
-        parsed.group,
-        columns,
-        spec,
-        parsed,
-        names,
-        "Intercept" in spec.column_names,
-        centre,
-        unit,
-        mean_count=row["mean_count"],
-        **settings,
-    )
+    return replace(design, centre=centre, unit=unit, mean_count=row["mean_count"], **settings)
 
 
 def pack_stored(design: Design, counts: Mapping[str, Counts], digest: str) -> Row:

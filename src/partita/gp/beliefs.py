@@ -101,7 +101,7 @@ class Beliefs(NamedTuple):
         """
         with precision(np.float64):
             (mean, unravel), (spread, _) = ravel(self.location), ravel(self.scale)
-            noise = mirrored_normals(jax.random.key(seed), samples, len(mean))
+            noise = on_host(mirrored_normals(jax.random.key(seed), samples, len(mean)))
             logs = mean + spread * (self.share_among_outputs(noise) if by_output else noise)
             drawn: dict[str, np.ndarray] = on_host(exponentials(jax.vmap(unravel)(logs)))
             return drawn

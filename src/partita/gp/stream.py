@@ -162,8 +162,8 @@ class Stream:
         """Learn from a batch, with more jitter than before only where factorisations fail without."""
         size = self.hyper.size
         key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
-        noise = self.hyper.share_among_outputs(mirrored_normals(key, learning.steps * learning.samples, size))
-        noise = noise.reshape(learning.steps, learning.samples, size)
+        noise = on_host(mirrored_normals(key, learning.steps * learning.samples, size))
+        noise = self.hyper.share_among_outputs(noise).reshape(learning.steps, learning.samples, size)
         outputs, features = len(self.factor.shift), self.factor.points.shape[1]
         # Beside the prior the factor says what old batches say of the kernel; of the likelihood it says nothing.
         first = Beliefs.begin(self.gp, self.learning.is_variational, features, outputs).with_likelihood_of(self.hyper)
