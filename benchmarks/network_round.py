@@ -21,9 +21,9 @@ import numpy as np
 
 import partita as pt
 from partita.expectations import choose
-from partita.fitting import check_shards
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
+from partita.site.worker import load_shards
 from partita.solvers.choice import choose_solver
 
 SIZES, SITES, ROWS, BATCH = (784, 200, 10), 10, 6000, 200
@@ -54,7 +54,7 @@ class Bare:
         solver = choose_solver(expectation, settings.get("solver"))
         hyper = {name: jnp.asarray(value, model.dtype) for name, value in model.hyper.items()}
         cavity, self.factor, self.begin = jax.device_put((prior, prior**0, model.start))
-        kept = jax.device_put(check_shards(model, shards))
+        kept = jax.device_put(load_shards(model, shards))
         self.problems = [LocalProblem(model, expectation, cavity, shard, hyper) for shard in kept]
         self.refine = eqx.filter_jit(lambda *given, key: solver.refine(*given, key=key))
 

@@ -23,9 +23,9 @@ import numpy as np
 
 import partita as pt
 from benchmarks.peer import Peer
-from partita.fitting import check_shards
 from partita.free_energy import LocalProblem
 from partita.models import prior_of
+from partita.site.worker import load_shards
 
 SIZES, ROWS, BATCH = (784, 200, 10), 6000, 200
 STEPS, TURNS, LEARNING_RATE, START_SCALE = 60, 9, 0.001, 0.05
@@ -89,7 +89,7 @@ def timed(call: Callable) -> tuple[float, float]:
 def partita(steps: int, expectation: pt.expectations.Expectation) -> Callable:
     """What a site runs in one refinement."""
     model = pt.models.Network(SIZES, start_scale=START_SCALE)
-    (shard,) = jax.device_put(check_shards(model, [data()]))
+    (shard,) = jax.device_put(load_shards(model, [data()]))
     prior = prior_of(model, model.hyper)
     hyper = {name: jnp.asarray(value, jnp.float32) for name, value in model.hyper.items()}
     problem = LocalProblem(model, expectation, jax.device_put(prior), shard, hyper)

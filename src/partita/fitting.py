@@ -16,7 +16,7 @@ from partita.families import Family
 from partita.foundation.plain import Row
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.models.layout import unpack_layout
-from partita.models.program_rows import Laid
+from partita.models.program_rows import PreparedProgram
 from partita.result import Result
 from partita.server.events import Event
 from partita.server.loop import iterate
@@ -25,9 +25,7 @@ from partita.server.run import Run
 from partita.server.schedules import OnePass, Synchronous
 from partita.server.settings import Options, Settings, check_kinds
 from partita.server.storage import Journal
-from partita.shards import Shard
 from partita.site.columns import Columns
-from partita.site.worker import load_shards
 from partita.solvers import FixedPoint
 from partita.solvers.choice import SOLVES
 from partita.telemetry import Callback, listening, tell
@@ -158,7 +156,9 @@ def _size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNam
     """A model that has to see rows or groups to know what it is made of, told by those who have them."""
     if model.needs_rows:
         (found,) = ask_all(engine, {0: Layout()}, sites, names)
-        model = model.with_layout(Laid(unpack_layout(found.layout), found.location, found.scale, found.is_gaussian))
+        model = model.with_layout(
+            PreparedProgram(unpack_layout(found.layout), found.location, found.scale, found.is_gaussian)
+        )
     if model.needs_groups:
         answers = ask_all(engine, Groups(), sites, names)
         model = model.with_groups([(answer.codes, answer.largest) for answer in answers])
@@ -355,12 +355,6 @@ def check_sites(model: AbstractModel, shards: Sequence[Any]) -> None:
         raise InputError(f"shards: expected a list with one entry per site, got {type(shards).__name__}")
     if not shards:
         raise InputError("shards: expected at least one site")
-
-
-def check_shards(model: AbstractModel, shards: Sequence[Any]) -> list[Shard]:
-    """Every site's data, checked before any work begins."""
-    check_sites(model, shards)
-    return load_shards(model, shards)
 
 
 def check_log_probs(log_probs: Mapping[int, float]) -> None:

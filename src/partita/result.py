@@ -27,7 +27,7 @@ from partita.predictive import expected_response, predictive_std, scaled_columns
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.site.columns import Columns, arrange
 
-# Of a saved result, beside arrays. Hyperparameters are positive; JSON has no nan.
+# What a file says of a result beside its arrays. Hyperparameters are positive; JSON has no nan.
 ABOUT = fields(
     {
         "model": fields({"name": text()}, others=anything),
@@ -42,7 +42,7 @@ ABOUT = fields(
     {"design": maybe(entries(anything)), "quarantined": items(items(scalar, 2))},
     anything,
 )
-# Of models: what no file can hold.
+# Settings of models that no file can hold.
 NO_SETTINGS = ("given_prior", "params")
 
 
@@ -71,7 +71,7 @@ class Result:
         """Probabilities of the classes, averaged over the posterior."""
         X = self._inputs("predict_proba", X)
         response = expected_response(self.model, self.posterior, X, samples)
-        if response.ndim != 2 or getattr(self.model, "likelihood", None) == "gaussian":
+        if not self.model.classifies(response):  # type: ignore[attr-defined]
             raise InputError(f"predict_proba: {type(self.model).__name__} has no classes: use predict")
         return response
 
@@ -182,7 +182,7 @@ def load(path: str | os.PathLike[str], model: AbstractModel | None = None) -> Re
 def unpacked(
     path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
 ) -> Result:
-    """From what `Result.packed` gave, as it was read from a path."""
+    """The result that `Result.packed` gave, as it was read from a path."""
     with doubted(path):
         return _unpacked(path, arrays, about, model)
 
@@ -251,7 +251,7 @@ def _width(model: AbstractModel) -> int | None:
 
 
 def _number(stored: float | None) -> float:
-    """JSON has no nan."""
+    """A number of a file; None stands for nan, which JSON does not have."""
     return float("nan") if stored is None else float(stored)
 
 
@@ -265,7 +265,7 @@ def _proper(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], name: s
 
 
 def _factors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], like: Family) -> tuple[Family, ...]:
-    """Of all sites; they need not be proper."""
+    """The factors of all sites, which need not be proper."""
     leaves = [arrays[f"factors.{i}"] for i in range(len(jax.tree.leaves(like)))]
     number = len(leaves[0])
     _check_leaves(path, "factors", leaves, [(number, *leaf.shape) for leaf in jax.tree.leaves(like)], like)

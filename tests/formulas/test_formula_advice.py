@@ -15,7 +15,7 @@ import partita as pt
 from partita import telemetry
 from partita.cli import app
 from partita.designs.advice import doubt_levels, find_alike
-from partita.designs.design import choose_family
+from partita.designs.responses import find_response
 from partita.errors import InputError, RunMismatch
 from partita.launch import follow_run
 from partita.server.storage import read_names
@@ -141,7 +141,7 @@ def test_a_regression_says_how_far_it_is_unless_it_is_quick_or_quiet(spoken, mon
     ],
 )
 def test_families_go_by_other_names(given, meant):
-    assert choose_family(given) == meant
+    assert find_response(given).name == meant
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_family_of_another_package_gets_a_suggestion():
     import statsmodels.api as sm
 
     with pytest.raises(InputError, match=r"did you mean 'bernoulli'\?"):
-        choose_family(sm.families.Binomial())
+        find_response(sm.families.Binomial())
 
 
 def test_a_run_knows_what_sites_are_called():

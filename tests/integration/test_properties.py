@@ -11,11 +11,12 @@ from jax.flatten_util import ravel_pytree
 import partita as pt
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField, inner
-from partita.fitting import check_shards, evidence, prepare
+from partita.fitting import evidence, prepare
 from partita.free_energy import LocalProblem
 from partita.models import LogisticRegression, ProbitRegression, prior_of
 from partita.server.loop import iterate
 from partita.server.schedules import OnePass, Sequential, Synchronous
+from partita.site.worker import load_shards
 from partita.solvers import FixedPoint, MomentMatching
 
 KEY = jax.random.key(0)
@@ -49,7 +50,7 @@ def fixed(data):
     result = pt.fit(MODEL, shards(data), solver=FixedPoint(), schedule=Sequential(passes=60), damping=1.0)
     problems = [
         LocalProblem(MODEL, GaussHermite(40), result.posterior / factor, shard, {"prior_scale": 2.0})
-        for factor, shard in zip(result.factors, check_shards(MODEL, shards(data)), strict=True)
+        for factor, shard in zip(result.factors, load_shards(MODEL, shards(data)), strict=True)
     ]
     return result, problems
 
@@ -167,7 +168,7 @@ def test_property_3b_maxima_of_all_local_free_energies_need_not_be_one_of_the_gl
     minimum there, as the variance moves.
     """
     model, variance = Bump(1, intercept=False, prior_scale=10.0), 4.0
-    shard = check_shards(model, [(np.ones((1, 1)), np.ones(1))])[0]
+    shard = load_shards(model, [(np.ones((1, 1)), np.ones(1))])[0]
     own = 0.5 * (1 / variance - 0.01)  # each of two equal factors
     cavity = Gaussian(np.zeros(1), np.array([[0.01 + own]]))
     problem = LocalProblem(model, GaussHermite(100), cavity, shard, {"prior_scale": 10.0})
@@ -194,7 +195,7 @@ def test_property_3b_maxima_of_all_local_free_energies_need_not_be_one_of_the_gl
 
 def test_property_4_the_fisher_matrix_cancels(data):
     """C⁻¹ d/dη E[log p] with C made explicit is the gradient in the mean parameters, which needs no matrix."""
-    shard = check_shards(MODEL, [data])[0]
+    shard = load_shards(MODEL, [data])[0]
     q = Gaussian.from_moments(np.array([0.3, -0.4]), np.array([[0.5, 0.1], [0.1, 0.8]]))
     problem = LocalProblem(MODEL, GaussHermite(40), q, shard, {"prior_scale": 2.0})
     flat, unravel = ravel_pytree(q)
@@ -236,7 +237,7 @@ def test_property_7_one_shared_factor_is_stochastic_global_inference(data, solve
     damping = 1.0 if isinstance(solver, FixedPoint) else share
     result = pt.fit(MODEL, parts, solver=solver, schedule=OnePass(), damping=damping, custody="shared")
     q = prior = prior_of(MODEL, MODEL.hyper)
-    for shard in check_shards(MODEL, parts):
+    for shard in load_shards(MODEL, parts):
         problem = LocalProblem(MODEL, GaussHermite(40), q, shard, {"prior_scale": 2.0})
         q = minibatch_vi(prior, q, problem, len(parts), share / len(parts))
     np.testing.assert_allclose(result.posterior.location, q.location, rtol=tolerance, atol=tolerance)
@@ -262,7 +263,7 @@ def test_small_steps_of_four_kinds_agree(data):
     """From one q: natural gradient and mirror descent are the same step; a KL-proximal step (on the bound itself, not
     its linearisation) and a trust region's differ from it by the square of its length.
     """
-    shard = check_shards(MODEL, [data])[0]
+    shard = load_shards(MODEL, [data])[0]
     model = LogisticRegression(2, intercept=False, prior_scale=2.0, posterior="mean-field")
     prior = prior_of(model, model.hyper)
     problem = LocalProblem(model, GaussHermite(40), prior, shard, {"prior_scale": 2.0})
@@ -324,7 +325,7 @@ def test_the_hyperparameter_gradient_from_shares_is_that_of_the_collapsed_bound(
         float(
             LocalProblem(MODEL, GaussHermite(40), q, shard, {"prior_scale": 2.0}).hyper_gradient(q, KEY)["prior_scale"]
         )
-        for shard in check_shards(MODEL, shards(data))
+        for shard in load_shards(MODEL, shards(data))
     ]
 
     def prior_term(scale):

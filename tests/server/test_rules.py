@@ -9,6 +9,7 @@ import pytest
 import partita as pt
 from partita.errors import InputError, QuarantineWarning, UpdateRefused
 from partita.families import MeanField
+from partita.fitting import prepare
 from partita.server.ledger import Ledger
 from partita.server.rules import Fixed, Limits, Proposal, Remark, RuleState, Setup
 from partita.server.rules.admission import Finite
@@ -78,6 +79,14 @@ class TestChain:
         assert [state.taken for state in chain.states] == [(0.4, 0.4), (0.8, 0.8)]
         assert after.problems == ["site 0: was halved", "site 0: was halved", "site 1: was halved"]
         assert after.notices == []
+
+    def test_rules_without_limits_to_hold_are_not_in_the_chain(self):
+        def names(**settings):
+            run, _ = prepare(MODEL, SHARDS, options={"limits": Limits(**settings)})
+            return [type(state).__name__ for state in run.rules.states]
+
+        assert names() == ["Finite", "AutoDamper", "ConeState"]
+        assert names(staleness=3, total=5.0) == ["Age", "Finite", "AutoDamper", "Trust", "ConeState"]
 
     def test_the_last_word_is_everybodys(self):
         class Never(RuleState):

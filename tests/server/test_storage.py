@@ -23,7 +23,8 @@ import partita as pt
 from partita.errors import CorruptStorage, InputError, RunMismatch, StorageError
 from partita.fitting import finish, prepare
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
-from partita.server.storage import INLINE, describe, read_arrays, read_history, write_arrays
+from partita.server.storage import INLINE, Journal, describe, read_arrays, read_history, write_arrays
+from partita.wire.tasks import Update
 
 MODEL = pt.models.LogisticRegression(features=2)
 SPEEDS = (50.0, 3.0, 2.0, 1.0)
@@ -724,3 +725,17 @@ def test_places_where_no_payload_can_be_are_refused(large, tmp_path):
             connection.execute(f"UPDATE arrivals SET {column} WHERE number = 4")
         with pytest.raises(CorruptStorage, match="update 4"):
             wide(run_dir, resume=True)
+
+
+def test_payloads_that_cannot_be_read_are_not_called_corrupt(tmp_path):
+    like = pt.families.MeanField.from_moments(np.zeros(INLINE), 1.0)
+    with Journal(tmp_path, {}, like, resume=False) as journal:
+        journal.append([Update(0, 0, like, 0.0)])
+        assert [arrival.site for arrival in journal.recorded()] == [0]
+        # A folder, of which nothing can be read, in the place of the open file.
+        folder = os.open(tmp_path, os.O_RDONLY)
+        os.dup2(folder, journal._payloads)
+        os.close(folder)
+        with pytest.raises(StorageError, match="payloads: could not be read") as raised:
+            list(journal.recorded())
+    assert not isinstance(raised.value, CorruptStorage)

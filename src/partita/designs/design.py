@@ -1,8 +1,6 @@
 """How a formula reads tables: what all sites agree on, and what each of them is told before it reads its own."""
 
-import difflib
 import math
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,22 +10,9 @@ import numpy as np
 
 from partita.designs.columns import Column, make_example
 from partita.designs.language import Parsed
+from partita.designs.responses import RESPONSES, Response
 from partita.errors import InputError, reason
 
-RESPONSES = ("gaussian", "bernoulli", "poisson", "negative binomial")
-COUNTS = ("poisson", "negative binomial")
-# What else people call them, in small letters and with blanks.
-ALSO_CALLED = {
-    "normal": "gaussian",
-    "binomial": "bernoulli",
-    "binary": "bernoulli",
-    "logistic": "bernoulli",
-    "logit": "bernoulli",
-    "negativebinomial": "negative binomial",
-    "negbinomial": "negative binomial",
-    "neg binomial": "negative binomial",
-    "negbin": "negative binomial",
-}
 # A dense posterior cannot have more coefficients.
 MOST_COLUMNS = 10_000
 
@@ -77,7 +62,7 @@ class Design:
             "Intercept" in spec.column_names,
             centre=np.zeros(len(names)),
             unit=np.ones(len(names)),
-            mean_count=0.0 if family in COUNTS else None,
+            mean_count=0.0 if RESPONSES[family].keeps_mean else None,
         )
 
     def inputs(self, X: np.ndarray) -> np.ndarray:
@@ -86,6 +71,11 @@ class Design:
 
     def targets(self, y: np.ndarray) -> np.ndarray:
         return (y - self.target_centre) / self.target_unit
+
+    @property
+    def response(self) -> Response:
+        """How targets are distributed."""
+        return RESPONSES[self.family]
 
     @property
     def target(self) -> str:
@@ -123,18 +113,6 @@ class Counts:
     rows: int
     groups: int | None
     missing: int
-
-
-def choose_family(family: Any) -> str:
-    """One of RESPONSES, by its name or another one that can only mean it."""
-    words = re.sub(r"[\s_-]+", " ", family).strip().lower() if isinstance(family, str) else ""
-    known = ALSO_CALLED.get(words, words)
-    if known in RESPONSES:
-        return known
-    asked = words or type(family).__name__.lower()
-    close = difflib.get_close_matches(asked, [*RESPONSES, *ALSO_CALLED], n=1)
-    meant = f"; did you mean {ALSO_CALLED.get(close[0], close[0])!r}?" if close else ""
-    raise InputError(f"family: expected one of {', '.join(RESPONSES)}, got {family!r}{meant}")
 
 
 def target_levels(parsed: Parsed, columns: Mapping[str, Column]) -> tuple[str, ...] | None:

@@ -1,13 +1,15 @@
 """How a formula reads tables, as plain values for files and wires; and back, without running anything."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from partita.designs.columns import Column
-from partita.designs.design import COUNTS, MOST_COLUMNS, RESPONSES, Counts, Design, Reading, specify, target_levels
+from partita.designs.design import MOST_COLUMNS, Counts, Design, Reading, target_levels
 from partita.designs.language import Parsed, parse_terms
+from partita.designs.responses import RESPONSES
 from partita.errors import CorruptStorage, reason
 from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
 from partita.foundation.plain import Row, plain
@@ -33,6 +35,11 @@ def _site(value: Any, place: str) -> None:
         check(item, place)
 
 
+def _response(value: Any, place: str) -> None:
+    """The name of a response that is registered by now."""
+    one_of(tuple(RESPONSES))(value, place)
+
+
 def _terms(value: Any, place: str) -> None:
     items(items(items(text(), 2)))(value, place)
     if sum(map(len, value)) + len(value) > MOST_STORED:
@@ -42,7 +49,7 @@ def _terms(value: Any, place: str) -> None:
 PARTS = {
     # Only words: what is evaluated are the terms.
     "formula": anything,
-    "family": one_of(RESPONSES),
+    "family": _response,
     "group": maybe(text()),
     "columns": items(_pair),
     "left": _terms,
@@ -94,26 +101,12 @@ def unpack_design(row: Any) -> Design:
     columns = {name: Column(name, _levels(levels)) for name, levels in row["columns"]}
     parsed = parse_terms(_unpack_terms(row["left"]), _unpack_terms(row["right"]), row["group"])
     _check_columns(parsed, columns, row)
-    spec = specify(parsed, columns)
-    names = tuple(name for name in spec.column_names if name != "Intercept")
+    design = Design.unscaled(str(row["formula"]), row["family"], parsed, columns)
     centre, unit = (np.array(row[name], float) for name in ("centre", "unit"))
-    if list(names) != row["names"] or {centre.shape, unit.shape} != {(len(names),)}:
+    if list(design.names) != row["names"] or {centre.shape, unit.shape} != {design.unit.shape}:
         raise ValueError("columns or units are not those of the formula")
     settings: dict[str, Any] = {name: float(row[name]) for name in NUMBERS}
-    return Design(
-        str(row["formula"]),
-        row["family"],
-        parsed.group,
-        columns,
-        spec,
-        parsed,
-        names,
-        "Intercept" in spec.column_names,
-        centre,
-        unit,
-        mean_count=row["mean_count"],
-        **settings,
-    )
+    return replace(design, centre=centre, unit=unit, mean_count=row["mean_count"], **settings)
 
 
 def pack_stored(design: Design, counts: Mapping[str, Counts], digest: str) -> Row:
@@ -169,10 +162,10 @@ def _check_columns(parsed: Parsed, columns: Mapping[str, Column], row: Row) -> N
     """That columns are the formula's, and that counts have a mean and classes two levels."""
     if set(parsed.names) != set(columns) or len(columns) != len(row["columns"]):
         raise ValueError("other columns than the formula's")
-    levels, family = target_levels(parsed, columns), row["family"]
-    if levels is not None and (family != "bernoulli" or len(levels) != 2):
+    levels, response = target_levels(parsed, columns), RESPONSES[row["family"]]
+    if levels is not None and len(levels) != response.classes:
         raise ValueError("the target's levels are not those of two classes")
-    if (row["mean_count"] is not None) != (family in COUNTS):
+    if (row["mean_count"] is not None) != response.keeps_mean:
         raise ValueError("counts, and nothing else, have a mean")
 
 

@@ -1,7 +1,7 @@
 """Gaussians with a diagonal covariance, over any pytree of arrays."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -41,23 +41,38 @@ def _side_by_side(tree: Any) -> tuple[np.ndarray, Callable[[np.ndarray], Any]]:
     return np.concatenate([np.ravel(leaf) for leaf in leaves]), back
 
 
-def _diagonal_sample(location: Any, variance: Any, key: Array, shape: tuple[int, ...]) -> Any:
-    """θ = m + σ ε, differentiable in both."""
-    noise = standard_noise(key, shape, location)
-    return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, noise)
+class HasMoments(Protocol):
+    """Means and variances of single coordinates, over an array or any pytree of arrays."""
+
+    @property
+    def location(self) -> Any: ...
+
+    @property
+    def variance(self) -> Any: ...
 
 
-def _diagonal_moments_along(location: Array, variance: Array, X: Inputs) -> tuple[Predictors, Predictors]:
-    """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
-    return X @ location.T, X**2 @ variance.T
+class Diagonal:
+    """What follows from means and variances, where coordinates are independent of each other."""
+
+    def sample(self: HasMoments, key: Array, shape: tuple[int, ...] = ()) -> Any:
+        """θ = m + σ ε, differentiable in both."""
+        location, variance = self.location, self.variance
+        noise = standard_noise(key, shape, location)
+        return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, noise)
+
+    def moments_along(self: HasMoments, X: Inputs) -> tuple[Predictors, Predictors]:
+        """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""
+        location, variance = self.location, self.variance
+        return X @ location.T, X**2 @ variance.T
+
+    def place(self: HasMoments, points: Points) -> Points:
+        """From points with mean zero and covariance one, [n, size], to points with these moments."""
+        location, variance = self.location, self.variance
+        m, v = ravel(location)[0], ravel(variance)[0]
+        return m + jnp.sqrt(v) * points
 
 
-def _diagonal_place(location: Any, variance: Any, points: Points) -> Points:
-    m, v = ravel(location)[0], ravel(variance)[0]
-    return m + jnp.sqrt(v) * points
-
-
-class MeanFieldMean(Tree):
+class MeanFieldMean(Diagonal, Tree):
     """E[θ] and -½E[θ²]."""
 
     location: Any
@@ -67,17 +82,8 @@ class MeanFieldMean(Tree):
     def variance(self) -> Any:
         return jax.tree.map(lambda m, s: -2 * s - m**2, self.location, self.minus_half_second_moment)
 
-    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
-        return _diagonal_sample(self.location, self.variance, key, shape)
 
-    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
-        return _diagonal_moments_along(self.location, self.variance, X)
-
-    def place(self, points: Points) -> Points:
-        return _diagonal_place(self.location, self.variance, points)
-
-
-class MeanFieldMoments(Tree):
+class MeanFieldMoments(Diagonal, Tree):
     """Means and logarithms of standard deviations: a mean-field Gaussian as gradient methods see it."""
 
     location: Any
@@ -100,12 +106,6 @@ class MeanFieldMoments(Tree):
 
         return jax.tree.map(draw, self.location, self.log_scale, keys)
 
-    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
-        return _diagonal_moments_along(self.location, self.variance, X)
-
-    def place(self, points: Points) -> Points:
-        return _diagonal_place(self.location, self.variance, points)
-
     def kl(self, other: "MeanField") -> Scalar:
         """KL(q ‖ p), with nothing of p to be differentiated."""
 
@@ -116,7 +116,7 @@ class MeanFieldMoments(Tree):
         return sum(jax.tree.leaves(terms), jnp.zeros(()))
 
 
-class MeanField(AbstractGaussian):
+class MeanField(Diagonal, AbstractGaussian):
     """A Gaussian with a diagonal covariance, over an array or any pytree of arrays.
 
     >>> q = MeanField.from_moments(np.zeros(2), np.full(2, 0.5))
@@ -198,18 +198,10 @@ class MeanField(AbstractGaussian):
     def from_mean(cls, mean: MeanFieldMean) -> Self:
         return cls.from_moments(mean.location, jax.tree.map(jnp.sqrt, mean.variance))
 
-    @in_own_precision
-    def sample(self, key: Array, shape: tuple[int, ...] = ()) -> Any:
-        return _diagonal_sample(self.location, self.variance, key, shape)
-
-    def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
-        return _diagonal_moments_along(self.location, self.variance, X)
-
-    def place(self, points: Points) -> Points:
-        return _diagonal_place(self.location, self.variance, points)
+    sample = in_own_precision(Diagonal.sample)
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        """Of T θ, row by row of T, over all coordinates in order."""
+        """Marginals of T θ, row by row of T, over all coordinates in order."""
         location, variance = (
             np.concatenate([np.ravel(a) for a in jax.tree.leaves(t)]) for t in (self.location, self.variance)
         )

@@ -9,7 +9,7 @@ import numpy as np
 from partita.designs.advice import doubt_columns, doubt_levels
 from partita.designs.collinearity import describe_idle, find_idle, has_flat
 from partita.designs.columns import Column, agree_on_columns
-from partita.designs.design import COUNTS, Counts, Design, Reading, target_name
+from partita.designs.design import Counts, Design, Reading, target_name
 from partita.designs.language import Parsed, parse
 from partita.errors import InputError
 from partita.formulas.silos import Silos
@@ -97,14 +97,14 @@ def _agree_on_units(
     advice += _advise_on_groups(design.group, silos, levels)
     advice += describe_idle(find_idle(inputs, ask_products, design.intercept), design.names)
     advice += _advise_on_rows(design, counts, has_flat(target), is_explained=bool(advice))
-    is_gaussian = design.family == "gaussian"
+    response = design.response
     design = replace(
         design,
         centre=mean if design.intercept else np.zeros_like(mean),
         unit=deviation_or_size(mean, deviation),
-        target_centre=float(target_mean[0]) if is_gaussian and design.intercept else 0.0,
-        target_unit=float(deviation_or_size(target_mean, target_deviation)[0]) if is_gaussian else 1.0,
-        mean_count=float(target_mean[0]) if design.family in COUNTS else None,
+        target_centre=float(target_mean[0]) if response.has_units and design.intercept else 0.0,
+        target_unit=float(deviation_or_size(target_mean, target_deviation)[0]) if response.has_units else 1.0,
+        mean_count=float(target_mean[0]) if response.keeps_mean else None,
         advice=tuple(advice),
     )
     return replace(reading, design=design)
@@ -153,7 +153,7 @@ def _advise_on_rows(design: Design, counts: Sequence[RowsAnswer], is_flat: bool,
         found.append("the target is the same in all rows: there is nothing to explain")
     if groups == 1:
         found.append("there is one group only: its intercept is not told from the formula's; leave (1 | group) out")
-    elif groups == rows and design.family in ("gaussian", "bernoulli"):
+    elif groups == rows and not design.response.tells_rows_apart:
         found.append("every row is a group of its own: its intercept is not told from noise; leave (1 | group) out")
     return found
 

@@ -21,13 +21,12 @@ class Observed(NamedTuple):
 def check_same(first: Observed, other: Observed) -> None:
     """That both are of the same observations; an error gives the reason that is true of these two."""
     one, two = (repr(observed.design.formula) for observed in (first, other))
-    families = (other.design.family, first.design.family)
     if set(first.counts) != set(other.counts):
         problem = f"{two} is of other sites than {one}: {_other_sites(first.counts, other.counts)}"
-    elif families.count("gaussian") == 1:
+    elif first.design.response.has_density != other.design.response.has_density:
         problem = (
-            f"{two} is {families[0]}, {one} is {families[1]}: densities of numbers and probabilities of counts or "
-            "classes cannot be compared; give both families of one kind"
+            f"{two} is {other.design.family}, {one} is {first.design.family}: densities of numbers and probabilities "
+            "of counts or classes cannot be compared; give both families of one kind"
         )
     elif first.digest == other.digest:
         return

@@ -9,27 +9,19 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from partita.designs.design import RESPONSES as RESPONSES
-from partita.designs.design import Design, choose_family
+from partita.designs.design import Design
+from partita.designs.responses import find_response
 from partita.designs.saving import pack_stored
 from partita.errors import InputError
 from partita.families import Family
 from partita.families.gaussian import Gaussian
-from partita.families.weights_and_noise import DEGREES
 from partita.fitting import make_run, run_to_end
 from partita.formulas.agreement import Agreement, agree
 from partita.formulas.comparison import Observed, check_same
 from partita.formulas.regression import Regression
 from partita.formulas.silos import Silos
 from partita.foundation.checks import check_positive, import_extra
-from partita.models import (
-    AbstractModel,
-    LinearRegression,
-    LogisticRegression,
-    NumPyroModel,
-    PoissonRegression,
-    from_numpyro,
-)
+from partita.models import AbstractModel, NumPyroModel, from_numpyro
 from partita.result import Result
 from partita.server.schedules import Synchronous
 from partita.server.settings import Options, Settings
@@ -85,7 +77,7 @@ def regress(
     """
     for module, package in (("formulaic", "formulaic"), ("polars", "polars"), ("numpyro", "NumPyro")):
         import_extra(module, package, "formulas")
-    family = choose_family(family)
+    family = find_response(family).name
     check_positive(prior_scale=prior_scale, noise_scale=noise_scale)
     _check_share(held_out)
     settings = (settings or Settings()).changed(options)
@@ -165,7 +157,7 @@ def check_comparable(
     seed: int = 0,
 ) -> None:
     """That regressions of these formulas will be of the same observations, before the first is fitted."""
-    family = choose_family(family)
+    family = find_response(family).name
     observed = []
     with Silos.of(sites, None).connected() as silos:
         for formula in formulas:
@@ -175,16 +167,12 @@ def check_comparable(
 
 
 def _model(design: Design) -> AbstractModel:
-    features, grouped = len(design.names), design.group is not None
-    scales = {"prior_scale": design.prior_scale}
-    plain: dict[str, Any] = {"bernoulli": LogisticRegression, "poisson": PoissonRegression}
-    if design.family == "gaussian":
-        plain, scales = {"gaussian": LinearRegression}, {**scales, "noise_scale": design.noise_scale}
-    if not grouped and design.family in plain and (features or design.intercept):
-        model: AbstractModel = plain[design.family](features=features, intercept=design.intercept, **scales)
-        return model
-    program = _program(design.family, design.intercept, grouped, **scales)
-    return from_numpyro(program, ("X", "group", "y"), local={"group": "group"} if grouped else None)
+    features, intercept, grouped = len(design.names), design.intercept, design.group is not None
+    if not grouped and (features or intercept):
+        model = design.response.make_model(features, intercept, design.prior_scale, design.noise_scale)
+        if model is not None:
+            return model
+    return from_numpyro(_program(design), ("X", "group", "y"), local={"group": "group"} if grouped else None)
 
 
 def rebuild_model(design: Design) -> AbstractModel:
@@ -192,7 +180,7 @@ def rebuild_model(design: Design) -> AbstractModel:
     model = _model(design)
     if not isinstance(model, NumPyroModel):
         return model
-    return model.sized((np.zeros((1, len(design.names))), np.zeros(1, np.int32), np.zeros(1)))
+    return model.sized((np.zeros((1, len(design.names))), np.zeros(1, np.int32), np.full(1, design.response.example)))
 
 
 def _start(design: Design, model: AbstractModel) -> Family | None:
@@ -202,15 +190,18 @@ def _start(design: Design, model: AbstractModel) -> Family | None:
     start: Any = model.start
     location = np.array(start.location)
     places = {latent.name: latent.start for latent in getattr(getattr(model, "layout", None), "latents", ())}
-    location[places.get("intercept", -1)] = np.log(max(design.mean_count, 0.1))
+    location[places.get("intercept", -1)] = design.response.start_intercept(design.mean_count)
     return Gaussian.from_moments(location, start.covariance)
 
 
-def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, noise_scale: float = 1.0) -> Any:
+def _program(design: Design) -> Any:
     """The same regressions as a NumPyro program: with a negative binomial's size, noise, and groups."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
+
+    response, intercept, grouped = design.response, design.intercept, design.group is not None
+    prior_scale, noise_scale = design.prior_scale, design.noise_scale
 
     def program(X: Any, group: Any, y: Any) -> None:
         f = jnp.zeros(X.shape[0])
@@ -223,17 +214,6 @@ def _program(family: str, intercept: bool, grouped: bool, prior_scale: float, no
             spread = numpyro.sample("spread", dist.HalfNormal(1))
             with numpyro.plate("group", 1):
                 f = f + numpyro.sample("own", dist.Normal(0, spread))
-        if family == "gaussian":
-            noise = numpyro.sample("noise", dist.FoldedDistribution(dist.StudentT(DEGREES, 0, noise_scale)))
-            numpyro.sample("y", dist.Normal(f, noise), obs=y)
-        elif family == "bernoulli":
-            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
-        elif family == "poisson":
-            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
-        elif family == "negative binomial":
-            size = numpyro.sample("size", dist.Gamma(2, 0.1))
-            numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(f), size), obs=y)
-        else:
-            raise NotImplementedError(f"a program for the response {family!r}")
+        numpyro.sample("y", response.distribution(f, noise_scale), obs=y)
 
     return program

@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
-from partita.designs.design import COUNTS, Design
-from partita.expectations import hermite
+from partita.designs.design import Design
 from partita.result import Result
 
-# Points of a quadrature over the linear predictor, and equally likely values of the deviation of groups.
-POINTS, SPREADS = 40, 64
+# Equally likely values of the deviation of groups.
+SPREADS = 64
 
 
 def expect_observations(design: Design, result: Result, means: Mapping[str, float], X: np.ndarray) -> np.ndarray:
@@ -25,18 +23,7 @@ def expect_observations(design: Design, result: Result, means: Mapping[str, floa
     """
     slopes = np.array([means[name] for name in design.names])
     f: np.ndarray = (X - design.centre) @ slopes + (design.centre @ slopes + means.get("Intercept", 0.0))
-    if design.family == "gaussian":
-        return f
-    variance = _variance(design, result, X)[:, None] + _group_variances(result)
-    if design.family == "bernoulli":
-        nodes, weights = hermite(POINTS)
-        points = f[:, None, None] + np.sqrt(variance)[..., None] * nodes
-        mean: np.ndarray = (expit(points) @ weights).mean(axis=1)
-    elif design.family in COUNTS:
-        mean = np.exp(f[:, None] + variance / 2).mean(axis=1)
-    else:
-        raise NotImplementedError(f"expectations of the response {design.family!r}")
-    return mean
+    return design.response.expect(f, lambda: _variance(design, result, X)[:, None] + _group_variances(result))
 
 
 def _variance(design: Design, result: Result, X: np.ndarray) -> np.ndarray:

@@ -9,17 +9,12 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from partita.designs.calibration import (
-    Draws,
-    Sums,
-    begin_random,
-    describe_calibration,
-    predict_observations,
-)
+from partita.designs.calibration import Draws, begin_random, predict_observations
 from partita.designs.design import Counts, Design, Reading
+from partita.designs.responses import Sums
 from partita.designs.saving import unpack_stored
 from partita.errors import InputError, RunMismatch
-from partita.exchange import CHAINS, imported
+from partita.exchange import CHAINS, import_arviz
 from partita.families.marginals import Marginals
 from partita.formulas.agreement import check_unchanged
 from partita.formulas.prediction import expect_observations
@@ -33,8 +28,6 @@ from partita.server.storage import doubted, read_arrays
 from partita.site.reading import read_inputs
 from partita.wire.questions import Predict, PredictAnswer
 
-# What a coefficient's exponential is called.
-RATIOS = {"bernoulli": "odds ratio", "poisson": "rate ratio", "negative binomial": "rate ratio"}
 # So many numbers at once, when intervals are drawn.
 MOST_DRAWS = 5_000_000
 
@@ -160,7 +153,7 @@ class Regression:
         mean, deviation, (lows, highs) = found.mean, found.deviation, found.interval(level)
         order = [len(mean) - 1, *range(len(mean) - 1)] if self.design.intercept else range(len(mean))
         names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
-        ratio = RATIOS.get(self.design.family)
+        ratio = self.design.response.ratio
         rows = []
         for i in order:
             low, high = lows[i], highs[i]
@@ -179,9 +172,8 @@ class Regression:
         rows = []
         found = self._read
         for name in found.log_quantiles:
-            unit = 1.0 if name == "size" else self.design.target_unit
             label = f"sd of {self.design.group}" if name == "spread" else name
-            low, middle, high = unit * found.quantiles(name, [tail, 0.5, 1 - tail])
+            low, middle, high = self.design.target_unit * found.quantiles(name, [tail, 0.5, 1 - tail])
             rows.append({"name": label, "median": middle, "low": low, "high": high})
         return rows
 
@@ -192,7 +184,7 @@ class Regression:
         drawn = self._draw(number, key).coefficients
         names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
         by_name = dict(zip(names, drawn.T.reshape(len(names), CHAINS, -1), strict=True))
-        return imported().from_dict(posterior=by_name)
+        return import_arviz().from_dict(posterior=by_name)
 
     def contributions(self) -> list[dict[str, Any]]:
         """Each site's rows, groups, rows left out, and how far the posterior would be without it, in nats."""
@@ -223,7 +215,7 @@ class Regression:
             if rows == 0:
                 rows, sums = self._compare(silos, replace(self.reading, held_out=0.0), draws, seed)
         where = {"on": "rows that were held out" if held_out else "the rows that were fitted", "rows": rows}
-        return {**where, **describe_calibration(self.design.family, sums, rows)}
+        return {**where, **self.design.response.describe_calibration(sums, rows)}
 
     def _compare(self, silos: Silos, reading: Reading, draws: int, seed: int) -> tuple[int, Sums]:
         """What predictions are beside what was observed, as sums over the rows of all sites."""

@@ -11,13 +11,12 @@ import numpy as np
 
 from partita.errors import InputError, ShardError
 from partita.families import Family, MeanField
-from partita.families.abstract_gaussian import LOG_2PI
 from partita.foundation.checks import check_count, check_positive, is_whole
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, Predictors, Scalar
 from partita.foundation.text import clean
-from partita.metrics import classification, regression
-from partita.models.base import Hyper, Predictor, Rows, check_labels
+from partita.models.base import Hyper, Predictor, Rows
+from partita.models.network_likelihoods import NetworkLikelihood, find_likelihood
 from partita.shards import Shard, as_numbers
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -28,9 +27,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 Likelihood = Literal["softmax", "gaussian", "bernoulli"]
 
-# Of dense layers: deeper ones take minutes to compile, and wider ones fit into no memory.
+# The most dense layers, which take minutes to compile, and the most units of one, which fit into no memory.
 MOST_LAYERS, WIDEST = 100, 10**9
-# Of the parameters, for the spread of predictions.
+# Draws of the parameters that the variance of a prediction is taken over.
 DRAWS = 256
 
 
@@ -59,7 +58,7 @@ class Dense(eqx.Module):
 
     @property
     def shapes(self) -> tuple[Layer, ...]:
-        """Of the parameters, which may be more than there is memory for."""
+        """The shapes of the parameters, of which there may be more than there is memory for."""
         return tuple(
             Layer(jax.ShapeDtypeStruct((inputs, outputs), np.float32), jax.ShapeDtypeStruct((outputs,), np.float32))
             for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False)
@@ -171,8 +170,7 @@ class Network(Predictor):
     def __check_init__(self) -> None:
         check_positive(prior_scale=self.prior_scale, noise=self.noise, start_scale=self.start_scale)
         check_count(heads=self.heads)
-        if self.likelihood not in ("softmax", "gaussian", "bernoulli"):
-            raise InputError(f'likelihood: expected "softmax", "gaussian" or "bernoulli", got {self.likelihood!r}')
+        find_likelihood(self.likelihood)
         if self.activation not in ACTIVATIONS:
             raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
         if isinstance(self.layers, tuple):
@@ -190,9 +188,9 @@ class Network(Predictor):
 
     @classmethod
     def for_data(cls, X: np.ndarray, y: np.ndarray, *, hidden: Sequence[int] = (50,), **settings: Any) -> Self:
-        """With these hidden layers between as many inputs as there are columns, and one output, or one per class."""
-        classes = settings.get("likelihood", "softmax") == "softmax"
-        return cls([X.shape[1], *hidden, int(np.max(y)) + 1 if classes else 1], **settings)
+        """A network with these hidden layers, an input for every column, and one output, or one per class."""
+        likelihood = find_likelihood(settings.get("likelihood", "softmax"))
+        return cls([X.shape[1], *hidden, likelihood().count_outputs(y)], **settings)
 
     @property
     def network(self) -> Dense | Apply:
@@ -204,6 +202,11 @@ class Network(Predictor):
         return Apply(self.layers, self.params)
 
     @property
+    def targets_given_outputs(self) -> NetworkLikelihood:
+        """p(y | f), with f the outputs for a row."""
+        return find_likelihood(self.likelihood)(self.heads)
+
+    @property
     def layered(self) -> bool:  # type: ignore[override]
         return isinstance(self.layers, tuple)
 
@@ -213,8 +216,7 @@ class Network(Predictor):
 
     @property
     def hyper(self) -> Hyper:
-        noise = {"noise": float(self.noise)} if self.likelihood == "gaussian" else {}
-        return {"prior_scale": float(self.prior_scale), **noise}
+        return {"prior_scale": float(self.prior_scale), **self.targets_given_outputs.hyper(self.noise)}
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = 1 / jnp.asarray(hyper["prior_scale"], self.dtype) ** 2
@@ -242,19 +244,8 @@ class Network(Predictor):
         f = jax.eval_shape(self.network, self.network.shapes, X[:1])
         if f.ndim != 2:
             raise InputError(f"layers: expected outputs of shape [rows, outputs], got {f.shape}")
-        if self.likelihood == "gaussian":
-            target = y[:, None] if y.ndim == 1 else y
-            if target.shape[1:] != f.shape[1:]:
-                raise ShardError(site, "y", f"expected {f.shape[1]} targets per row, got shape {y.shape}")
-            return eqx.tree_at(lambda s: s.data, shard, Rows(X, target))
-        if y.ndim != 1:
-            raise ShardError(site, "y", f"expected one label per row, got shape {y.shape}")
-        if f.shape[1] % self.heads:
-            raise InputError(f"heads: {f.shape[1]} outputs cannot be shared by {self.heads} heads")
-        if self.likelihood == "bernoulli" and f.shape[1] != 1:
-            raise InputError(f"layers: a Bernoulli likelihood needs one output, got {f.shape[1]}")
-        labels = check_labels(site, y, 2 if self.likelihood == "bernoulli" else f.shape[1])
-        return eqx.tree_at(lambda s: s.data, shard, Rows(X, labels.astype(np.int32)))
+        targets = self.targets_given_outputs.check_targets(site, y, f.shape[1])
+        return eqx.tree_at(lambda s: s.data, shard, Rows(X, targets))
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         return y
@@ -270,55 +261,27 @@ class Network(Predictor):
         return lambda key: network.draw(q, first, key)
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
-        if self.likelihood == "gaussian":
-            return jnp.sum(-0.5 * ((y - f) / hyper["noise"]) ** 2 - jnp.log(hyper["noise"]) - 0.5 * LOG_2PI)
-        if self.likelihood == "bernoulli":
-            return y * f[0] - jax.nn.softplus(f[0])
-        # Comparisons with all labels, because indexing row by row becomes a slow gather.
-        mine = jnp.arange(f.shape[0]) == y
-        if self.heads == 1:
-            return jnp.sum(jnp.where(mine, f, 0)) - jax.nn.logsumexp(f)
-        classes = f.shape[0] // self.heads
-        head = jnp.arange(f.shape[0]) // classes == y // classes
-        return jnp.sum(jnp.where(mine, f, 0)) - jax.nn.logsumexp(jnp.where(head, f, -jnp.inf))
+        return self.targets_given_outputs.log_prob(f, y, hyper)
 
     def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
-        """y ~ p(y | f) for each row; `like` are observed ones, which say the head."""
-        if self.likelihood == "gaussian":
-            return f + hyper["noise"] * jax.random.normal(key, f.shape, f.dtype)
-        if self.likelihood == "bernoulli":
-            return jax.random.bernoulli(key, jax.nn.sigmoid(f[:, 0])).astype(like.dtype)
-        if self.heads > 1:
-            classes = f.shape[1] // self.heads
-            f = jnp.where(jnp.arange(f.shape[1]) // classes == like[:, None] // classes, f, -jnp.inf)
-        return jax.random.categorical(key, f).astype(like.dtype)
+        return self.targets_given_outputs.sample(f, hyper, key, like)
 
     def response(self, f: Array) -> Array:
-        if self.likelihood == "gaussian":
-            return f[..., 0] if f.shape[-1] == 1 else f
-        if self.likelihood == "bernoulli":
-            return jnp.concatenate([jax.nn.sigmoid(-f), jax.nn.sigmoid(f)], axis=-1)
-        heads = f.reshape(*f.shape[:-1], self.heads, f.shape[-1] // self.heads)
-        return jax.nn.softmax(heads, axis=-1).reshape(f.shape)
+        return self.targets_given_outputs.response(f)
+
+    def classifies(self, response: np.ndarray) -> bool:
+        return self.targets_given_outputs.classifies
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
-        if self.likelihood != "gaussian":
+        if self.targets_given_outputs.classifies:
             return super().predictive_variance(q, X, hyper)
         return _spread(self, q, X) + hyper["noise"] ** 2
 
     def predict(self, response: np.ndarray) -> np.ndarray:
-        return response if self.likelihood == "gaussian" else response.argmax(axis=-1)
+        return self.targets_given_outputs.decide(response)
 
     def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        """With several heads, the head of each row's label is given."""
-        if self.likelihood == "gaussian":
-            return regression(response, y)
-        if self.heads == 1:
-            return classification(response, y)
-        y = np.asarray(y, int)
-        heads = response.reshape(len(y), self.heads, -1)
-        classes = heads.shape[2]
-        return classification(heads[np.arange(len(y)), y // classes], y % classes)
+        return self.targets_given_outputs.score(response, y)
 
 
 @eqx.filter_jit

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from partita.designs.responses import RESPONSES
 from partita.errors import CorruptStorage
 from partita.formulas import Regression, compare
-from partita.formulas.regression import RATIOS
 from partita.foundation.files import read_json
 from partita.foundation.plain import Row, to_json
 from partita.report.charts import Findings, draw_pictures
@@ -18,7 +18,9 @@ from partita.report.page import Report
 from partita.server.storage import write_text
 
 FILE = "regression.json"
-RATIO_COLUMNS = (*RATIOS.values(), "ratio low", "ratio high")
+# What exponentials of coefficients are called.
+RATIOS = [response.ratio for response in RESPONSES.values() if response.ratio]
+RATIO_COLUMNS = (*RATIOS, "ratio low", "ratio high")
 # Parts of a calibration that do not go into its table as they are.
 NOT_IN_TABLE = ("curve", "inside", "on")
 
@@ -128,7 +130,7 @@ def _read_coefficients(row: Row) -> Coefficients | None:
         # A file of an earlier version has no steps.
         np.array([row.get("steps", {}).get(name, 1.0) for name in names]),
         row["level"],
-        next((name for name in RATIOS.values() if name in shown[0]), None),
+        next((name for name in RATIOS if name in shown[0]), None),
     )
 
 

@@ -34,7 +34,8 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
     received = _take_reports(run, updates, at_start=start is not None)
     changes, factors = ledger.propose(updates)
     begun = {site: run.flights[site].begin.density for site in sites}
-    proposed = Proposal(sites, changes, factors, ledger.prior, before, received.staleness, start, begun)
+    staleness = max(one.staleness for one in received.work)
+    proposed = Proposal(sites, changes, factors, ledger.prior, before, staleness, start, begun)
     with np.errstate(over="ignore", invalid="ignore"):
         left = run.rules.apply(proposed)
     taken = ledger.take(sites, left.changes, left.common, partial(run.rules.allows, before))
@@ -63,8 +64,8 @@ def _make_event(run: Run, received: Received, left: Proposal, change: float, aft
         wanted=left.wanted,
         taken_back=left.wanted == 0,
         staleness=left.staleness,
-        free_energy=received.free_energy,
-        free_energy_error=received.error,
+        free_energy=received.estimate.free_energy,
+        free_energy_error=received.estimate.error,
         change=change,
         problems=tuple(after.problems),
         seconds=tally.seconds,
@@ -94,8 +95,8 @@ def _take_reports(run: Run, updates: Sequence[Update], at_start: bool) -> Receiv
     if learner is not None:
         for site in run.accounts.evidence.credibility.not_counted:
             learner.forget(site)
-    if received.comparable is not None:
-        run.rules.observe(received.comparable)
+    if received.estimate.comparable is not None:
+        run.rules.observe(received.estimate.comparable)
     # Where reports are noisy, one that is far off is not counted, but nobody is blamed for it.
     doubted = distrusted if run.setup.stochastic else {**distrusted, **received.doubted}
     return replace(received, doubted=doubted)

@@ -89,7 +89,7 @@ class Inbox:
                     taken.append(good)
         if self._journal is not None:
             self._written = self._writer.submit(self._journal.append, taken)
-        reached("before fold")
+            reached("before fold")
         self._taken.extend(taken[decided:])
 
     def _check(self, arrival: Arrival, answered: set[int], withdrawn: set[int]) -> Arrival | None:
@@ -175,7 +175,7 @@ class Inbox:
         self.flush()
         if self._journal is not None:
             self._journal.add_posterior(fold, posterior)
-        reached("after fold")
+            reached("after fold")
         refused, self.refused = self.refused, []
         for error in refused:
             error.call(self._names.of)

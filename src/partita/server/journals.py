@@ -9,7 +9,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -135,7 +135,7 @@ def _selected(
     path = _path(run_dir)
     if not path.exists():
         raise StorageError(f"{path}: no such run")
-    try:
+    with explain_errors(path):
         check_size(path, MOST_JOURNAL)
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             left = bound(database, path, MOST_ROW)
@@ -150,19 +150,25 @@ def _selected(
                 if left < 0:
                     raise CorruptStorage(f"{path}: {table}: holds more than a file of its size can")
                 yield row
+
+
+@contextmanager
+def explain_errors(path: Path) -> Iterator[None]:
+    """Tell a file that is damaged from one that could not be read this time; the latter may be read another time.
+
+    A query that was stopped by `bound` has its reason in the file.
+    """
+    try:
+        yield
     except sqlite3.OperationalError as error:
-        raise explain(path, error) from error
+        if str(error) == "interrupted":
+            words = "takes more steps to read than a journal of its size can need: it is damaged"
+            raise CorruptStorage(f"{path}: {words}") from error
+        raise StorageError(f"{path}: {error}") from error
     except sqlite3.DatabaseError as error:
         raise CorruptStorage(f"{path}: {error}") from error
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
-
-
-def explain(path: Path, error: sqlite3.OperationalError) -> StorageError:
-    """What SQLite could not do, in words; a query that was stopped by `bound` has a reason in the file."""
-    if str(error) == "interrupted":
-        return CorruptStorage(f"{path}: takes more steps to read than a journal of its size can need: it is damaged")
-    return StorageError(f"{path}: {error}")
+        raise StorageError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def database_files(path: Path) -> list[Path]:

@@ -57,6 +57,8 @@ class Run:
             # The posterior is not the prior any more: refinements start from it.
             self.ledger.adopt(on_host(self.factors))
             self.start = None
+        # Whether sites are asked for messages, rather than for refined factors.
+        self.message_only = settings.solver.sends_message(settings.expectation)
         # The posterior that double loops hold on to.
         self.anchor = self.ledger.posterior
         self.learner = None if settings.hyper is None else settings.hyper.begin(self.model, self.sites)
@@ -72,11 +74,11 @@ class Run:
     def _make_rules(self) -> Chain:
         """What an update passes, in order: age ▸ finite ▸ damping ▸ the user's own ▸ trust region ▸ cone."""
         limits, learner = self.settings.limits, self.learner
+        age = () if limits.staleness is None else (Age(limits.staleness),)
         finite = Finite() if learner is None else Finite(learner.names, tuple(self.model.hyper))
-        rules: tuple[Rule, ...] = (
-            Age(limits.staleness), finite, self.settings.damping, *map(OwnRule, self.settings.rules),
-            TrustRegion(limits), Cone(self.ledger),
-        )  # fmt: skip
+        trust = () if limits.change is None and limits.total is None else (TrustRegion(limits),)
+        own = map(OwnRule, self.settings.rules)
+        rules: tuple[Rule, ...] = (*age, finite, self.settings.damping, *own, *trust, Cone(self.ledger))
         return Chain.of(rules, self.setup, Strikes(limits.strikes, self.names))
 
     def job(self) -> Job:
@@ -138,11 +140,6 @@ class Run:
         self.board.readmitted(site)
         self.rules.forgive(site)
         self.accounts.evidence.credibility.forgive(site)
-
-    @property
-    def message_only(self) -> bool:
-        """Whether sites are asked for messages, rather than for refined factors."""
-        return self.settings.solver.sends_message(self.settings.expectation)
 
     @property
     def current_hyper(self) -> Hyper:

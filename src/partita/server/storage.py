@@ -41,7 +41,7 @@ from partita.server.journals import (
     check_format,
     check_schema,
     database_files,
-    explain,
+    explain_errors,
 )
 from partita.server.journals import read_finished as read_finished
 from partita.server.journals import read_history as read_history
@@ -69,29 +69,21 @@ class Journal:
         self.path = self.folder / "journal.sqlite"
         self._like = like
         self._sites = len(description["shards"]) if "shards" in description else None
-        with ExitStack() as opened:
-            try:
-                make_folder(self.folder)
-                self._lock = _open_locked(self.folder / "lock")
-                opened.callback(os.close, self._lock)
-                self._database = self._open(description, resume)
-                opened.callback(self._database.close)
-                self._payloads = open_private(self.folder / "payloads")
-                opened.callback(os.close, self._payloads)
-                self._check(description)
-                self._check_mark()
-                self._end = self._check_payloads()
-                sync_folder(self.folder)
-                self._rows = {fold for (fold,) in self._database.execute("SELECT fold FROM history")}
-                self._digests = dict(self._database.execute("SELECT fold, digest FROM posteriors"))
-                self._database.set_progress_handler(None, 0)
-            except sqlite3.OperationalError as error:
-                raise explain(self.path, error) from error
-            except sqlite3.DatabaseError as error:
-                raise CorruptStorage(f"{self.path}: {error}") from error
-            except OSError as error:
-                place = error.filename or self.folder
-                raise StorageError(f"{place}: {error.strerror or error}") from error
+        with ExitStack() as opened, explain_errors(self.path):
+            make_folder(self.folder)
+            self._lock = _open_locked(self.folder / "lock")
+            opened.callback(os.close, self._lock)
+            self._database = self._open(description, resume)
+            opened.callback(self._database.close)
+            self._payloads = open_private(self.folder / "payloads")
+            opened.callback(os.close, self._payloads)
+            self._check(description)
+            self._check_mark()
+            self._end = self._check_payloads()
+            sync_folder(self.folder)
+            self._rows = {fold for (fold,) in self._database.execute("SELECT fold FROM history")}
+            self._digests = dict(self._database.execute("SELECT fold, digest FROM posteriors"))
+            self._database.set_progress_handler(None, 0)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Journal":
@@ -148,7 +140,7 @@ class Journal:
         """What was taken, in order, as it is on disk now."""
         query = "SELECT number, kind, site, version, payload, place, size, digest FROM arrivals ORDER BY number"
         last = 0
-        try:
+        with explain_errors(self.path):
             for number, kind, site, version, payload, place, size, digest in self._database.execute(query):
                 if place is not None:
                     payload = self._read(place, size)
@@ -162,14 +154,15 @@ class Journal:
                     raise CorruptStorage(f"{self.path}: something is missing before update {number} (site {site})")
                 last = number
                 yield self._arrival(number, kind, site, version, payload)
-        except sqlite3.DatabaseError as error:
-            raise CorruptStorage(f"{self.path}: {error}") from error
 
     def _read(self, place: Any, size: Any) -> bytes:
         """A payload; nothing, where no payload can be."""
         if not (isinstance(place, int) and isinstance(size, int) and place >= 0 and 0 <= size <= largest(self._like)):
             return b""
-        return os.pread(self._payloads, size, place)
+        try:
+            return os.pread(self._payloads, size, place)
+        except OSError as error:
+            raise StorageError(f"{self.folder / 'payloads'}: could not be read: {error.strerror or error}") from error
 
     def _arrival(self, number: int, kind: Any, site: Any, version: Any, payload: bytes) -> Arrival:
         try:

@@ -1,6 +1,7 @@
 """The gate of a federation's site: which questions of a server it answers, after its person and policy were asked."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,11 @@ from partita.site.worker import Worker, load_shard
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer, Question
+from partita.wire.questions import QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer
 from partita.wire.recipe import Columns, Recipe
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
 CANNOT = "cannot answer; its own log says why"
-# What a federation's server may ask: for updates, and for what a recipe's questions are.
-ANSWERED = ("refine", About.name, Evaluate.name)
 
 
 class Site:
@@ -71,7 +70,7 @@ class Site:
         self._consent.count(kind, read_site(self.folder).policy)
         if kind != "refine":
             question = decode_question(kind, payload, like)
-            return encode_answer(type(question), _answer_question(worker, number, question))
+            return encode_answer(type(question), ANSWERED[kind](worker, number, question))
         task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
@@ -102,15 +101,17 @@ class Site:
         return self._worker, self._like
 
 
-def _answer_question(worker: Worker, number: int, question: Question) -> Answer:
-    """What a recipe's questions are answered with. Other questions are known to Partita, and to no policy yet."""
-    match question:
-        case About():
-            return AboutAnswer(float(worker.shards[number].rows))
-        case Evaluate(posterior=posterior, hyper=hyper, factor=factor):
-            factors = None if factor is None else {number: factor}
-            return EvaluateAnswer(worker.evaluate(posterior, hyper, factors)[number])
-    raise PolicyRefusal(f"the server asks for {question.name!r}, which this site's policy does not allow")
+def _count_rows(worker: Worker, number: int, question: Any) -> Answer:
+    return AboutAnswer(float(worker.shards[number].rows))
+
+
+def _evaluate(worker: Worker, number: int, question: Any) -> Answer:
+    factors = None if question.factor is None else {number: question.factor}
+    return EvaluateAnswer(worker.evaluate(question.posterior, question.hyper, factors)[number])
+
+
+# What a federation's server may ask beside updates, and what it is answered with. All other questions are refused.
+ANSWERED: dict[str, Callable[[Worker, int, Any], Answer]] = {About.name: _count_rows, Evaluate.name: _evaluate}
 
 
 def _check_version(version: str) -> None:

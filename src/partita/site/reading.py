@@ -9,7 +9,8 @@ import numpy as np
 
 from partita.designs.advice import find_alike
 from partita.designs.columns import to_text
-from partita.designs.design import COUNTS, Design, Reading, random_of_site, target_levels, target_name
+from partita.designs.design import Design, Reading, random_of_site, target_levels, target_name
+from partita.designs.responses import Response
 from partita.errors import InputError, reason
 from partita.site.tables import conform, describe_columns, keep_complete, number_labels, read_table, repeat_rows
 
@@ -137,29 +138,28 @@ def _check_size(place: str, what: str, array: np.ndarray) -> None:
 
 
 def _read_target(place: str, design: Design, kept: Any) -> np.ndarray:
-    name, family = target_name(design.parsed), design.family
+    name, response = target_name(design.parsed), design.response
     levels = target_levels(design.parsed, design.columns)
     if levels is not None:
-        if family != "bernoulli" or len(levels) != 2:
-            raise _unfit_levels(name, family, levels)
+        if len(levels) != response.classes:
+            raise _unfit_levels(name, response, levels)
         return np.asarray((kept[name] == levels[1]).to_numpy(), float)
     matrix = _make_matrix(f"{place}: target {name!r}", design.parsed.left, kept)
     if matrix.shape[1] != 1:
         raise InputError(f"target {name!r}: expected one column, got {matrix.shape[1]}")
     y: np.ndarray = matrix[:, 0]
-    if family == "bernoulli" and not np.all(np.isin(y, (0, 1))):
-        raise InputError(f"{place}: target {name!r} has to be 0 or 1 for bernoulli")
-    if family in COUNTS and (np.any(y < 0) or np.any(y != np.floor(y))):
-        raise InputError(f"{place}: target {name!r} has to be a count for {family}")
+    if not response.is_possible(y):
+        raise InputError(f"{place}: target {name!r} has to be {response.wanted} for {response.name}")
     return y
 
 
-def _unfit_levels(name: str, family: str, levels: Sequence[str]) -> InputError:
-    wanted = "two of them, or 0 and 1" if family == "bernoulli" else "numbers"
+def _unfit_levels(name: str, response: Response, levels: Sequence[str]) -> InputError:
     same = [", ".join(map(repr, one)) for one in find_alike(levels)]
     hint = f": {'; '.join(same)} differ by case or blanks only, make them alike" if same else ""
     shown = ", ".join(map(repr, levels[:5]))
-    return InputError(f"target {name!r}: is text with the levels {shown}; {family} needs {wanted}{hint}")
+    return InputError(
+        f"target {name!r}: is text with the levels {shown}; {response.name} needs {response.wanted_levels}{hint}"
+    )
 
 
 def read_inputs(design: Design, table: Any) -> tuple[np.ndarray, np.ndarray]:

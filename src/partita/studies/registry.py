@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from partita.errors import InputError
-
 
 @dataclass(frozen=True)
 class Study:
@@ -129,10 +127,3 @@ def describe_studies() -> str:
         needs = f" Needs {study.needs}." if study.needs else ""
         lines += [f"{study.name}: {study.words}", f"    Takes {study.takes}.{needs}"]
     return "\n".join(lines)
-
-
-def find_study(name: str) -> Study:
-    for study in STUDIES:
-        if study.name == name:
-            return study
-    raise InputError(f"study {name!r} is not known: use one of {', '.join(study.name for study in STUDIES)}")

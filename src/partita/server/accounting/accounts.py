@@ -1,19 +1,54 @@
-"""All that a run keeps count of, in step with its ledger."""
+"""All that a run keeps count of, in step with its ledger: what it has cost, how far it has come, its free energy."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from partita.families import Family
+import equinox as eqx
+
+from partita.families import Family, inner
+from partita.families.base import inner_on_host
+from partita.foundation.runtime import Array, on_host, precision
 from partita.models import Hyper
-from partita.server.accounting.credibility import Credibility
-from partita.server.accounting.evidence import Evidence
-from partita.server.accounting.landmarks import Landmarks
-from partita.server.accounting.tally import SiteWork, Tally
+from partita.server.accounting.evidence import Estimate, Evidence
+from partita.server.accounting.reports import Credibility
 from partita.server.divergences import divergence
+from partita.server.flights import Place
 from partita.server.ledger import Ledger
-from partita.server.rules.base import FreeEnergy
 from partita.wire.tasks import Task, Update
+
+
+@dataclass(frozen=True)
+class SiteWork:
+    """What one site's part of a fold took: computation, and one message each way."""
+
+    site: int
+    seconds: float
+    steps: int
+    staleness: int
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass
+class Tally:
+    """What a run has cost so far."""
+
+    seconds: float = 0.0
+    clock: float = 0.0
+    messages: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    folds: int = 0
+
+    def add(self, updates: Sequence[Update], work: Sequence[SiteWork]) -> None:
+        """Count updates that are about to be folded, and what each of them took."""
+        self.folds += 1
+        self.messages += len(updates)
+        self.bytes_up += sum(one.bytes_up for one in work)
+        self.seconds += sum(update.seconds for update in updates)
+        self.clock = max([self.clock, *(update.finished_at for update in updates)])
 
 
 @dataclass(frozen=True)
@@ -24,42 +59,38 @@ class Received:
         work: what each of them took.
         doubted: whose word was not taken, and why.
         complete: whether every site has reported since the last time that this was true.
-        free_energy: of the posterior as it is, if there is a report of every site.
-        error: how far off that may be.
-        comparable: what rules may compare with what they heard before; None, if not all sites have reported again.
+        estimate: what is known of the free energy.
     """
 
     work: tuple[SiteWork, ...]
     doubted: Mapping[int, str]
-    complete: bool = False
-    free_energy: float | None = None
-    error: float | None = None
-    comparable: FreeEnergy | None = None
-
-    @property
-    def staleness(self) -> int:
-        """How many updates were folded since the oldest of these was asked for."""
-        return max(one.staleness for one in self.work)
+    complete: bool
+    estimate: Estimate = field(default_factory=Estimate)
 
 
 class Accounts:
-    """Messages, bytes and seconds; and the free energy, as sites have reported it."""
+    """Messages, bytes and seconds; how far the posterior has come; and the free energy, as sites have reported it."""
 
     def __init__(self, ledger: Ledger, noisy: bool, least: float):
         self.ledger, self.least = ledger, least
         self.tally = Tally()
         self.evidence = Evidence(ledger.sites, Credibility(noisy))
-        self.landmarks = Landmarks()
+        # How far the posterior has come: Σ √KL and Σ KL over all folds.
+        self.length = self.travelled = 0.0
+        # Means and log-partitions of the latest prior and posterior, each computed once.
+        self._mean: tuple[Family, Any] | None = None
+        self._log_partitions: dict[str, tuple[Family, float]] = {}
 
     def send(self, tasks: Sequence[Task], start: Family | None, hyper: Hyper) -> None:
         """Count tasks that have been handed out, and remember where they begin."""
-        posterior = self.ledger.posterior
-        begin = posterior if start is None else start
-        astray = 0.0 if start is None else divergence(posterior, start)
-        place = self.evidence.place(begin, self.landmarks.mean(begin), hyper, astray)
+        if start is None:
+            place = self._place(self.ledger.posterior, hyper)
+        else:
+            place = self._place(start, hyper, astray=divergence(self.ledger.posterior, start))
         for task in tasks:
             self.ledger.flights[task.site].place = place
-        self.tally.sent(tasks)
+        self.tally.messages += len(tasks)
+        self.tally.bytes_down += sum(task.nbytes for task in tasks)
 
     def receive(
         self,
@@ -80,40 +111,70 @@ class Accounts:
             learnt: by how many nats the last step of hyperparameters is expected to have changed the free energy.
             at_start: whether they begin at a start of the model's or the user's own, and not at a posterior.
         """
-        work = self.tally.received(updates, self.ledger.version, self.ledger.flights)
+        ledger, flights = self.ledger, self.ledger.flights
+        work = tuple(
+            SiteWork(
+                site=update.site,
+                seconds=update.seconds,
+                steps=update.steps,
+                staleness=ledger.version - update.version,
+                bytes_down=flights[update.site].task.nbytes,
+                bytes_up=update.nbytes,
+            )
+            for update in updates
+        )
+        self.tally.add(updates, work)
         # A change that cannot be taken is no gradient either.
         followed = [
             update
-            if self.ledger.takes(update.site, update.change, self.least)
+            if ledger.takes(update.site, update.change, self.least)
             else replace(update, change=update.change.flat())
             for update in updates
         ]
-        doubted = self.evidence.report(followed, self.ledger.flights, distrusted)
-        complete = self.evidence.is_complete(away)
-        received = Received(work, doubted, complete=complete)
-        return received if at_start else self._estimate(received, hyper, learnt)
-
-    def _estimate(self, received: Received, hyper: Hyper, learnt: float) -> Received:
-        """The free energy of the posterior as it is, and how far off it may be."""
-        ledger, evidence = self.ledger, self.evidence
-        now = evidence.place(ledger.posterior, self.landmarks.mean(ledger.posterior), hyper)
-        gain = self.landmarks.gain(ledger.posterior, ledger.prior)
-        if received.complete and evidence.reports:
-            error = math.inf if evidence.shaken else evidence.likely_error(now) + learnt
-            seen = FreeEnergy(evidence.comparable(now) - gain, error, evidence.shortfalls)
-            evidence.shaken, evidence.shortfalls = False, {}
-            received = replace(received, comparable=seen)
-        if not evidence.has_all(ledger.retired):
-            return received
-        value, error = evidence.expected_log_prob(now) - gain, evidence.error_bound(now)
-        return replace(received, free_energy=value, error=error)
+        doubted, complete = self.evidence.report(followed, flights, distrusted, away)
+        if at_start:
+            return Received(work, doubted, complete)
+        now = self._place(ledger.posterior, hyper)
+        estimate = self.evidence.estimate(now, self._gain(now.mean), complete, learnt, ledger.retired)
+        return Received(work, doubted, complete, estimate)
 
     def move(self, before: Family) -> float:
         """The posterior has moved from there; gives how far, KL(now ‖ before)."""
-        change = self.landmarks.movement(self.ledger.posterior, before)
-        self.evidence.moved(change)
+        now, of_before = self.ledger.posterior, self._log_partition(before, "posterior")
+        with precision(before.dtype):
+            expected, of_now, mean = _compare(now, before)
+        self._log_partitions["posterior"] = (now, float(of_now))
+        self._mean = (now, on_host(mean))
+        change = float(expected) - float(of_now) + of_before
+        self.length += math.sqrt(max(change, 0.0))
+        self.travelled += max(change, 0.0)
         return change
 
     def distrust(self, site: int) -> None:
         """Nothing that a site proposed is followed any more: its factor stands for its gradient."""
         self.evidence.distrust(site, self.ledger.factor(site))
+
+    def _place(self, density: Family, hyper: Hyper, astray: float = 0.0) -> Place:
+        """Where tasks begin, so many nats away from the posterior."""
+        if self._mean is None or self._mean[0] is not density:
+            self._mean = (density, on_host(density.mean()))
+        far = max(astray, 0.0)
+        return Place(density, self._mean[1], self.length - math.sqrt(far), self.travelled - far, hyper, astray > 0)
+
+    def _gain(self, mean: Any) -> float:
+        """KL(posterior ‖ prior), given the posterior's mean."""
+        posterior, prior = self.ledger.posterior, self.ledger.prior
+        difference = self._log_partition(posterior, "posterior") - self._log_partition(prior, "prior")
+        return inner_on_host(posterior / prior, mean) - difference
+
+    def _log_partition(self, density: Family, name: str) -> float:
+        if name not in self._log_partitions or self._log_partitions[name][0] is not density:
+            self._log_partitions[name] = (density, float(density.log_partition()))
+        return self._log_partitions[name][1]
+
+
+@eqx.filter_jit
+def _compare(new: Family, old: Family) -> tuple[Array, Array, Any]:
+    """E_new[log new / old], up to both scales; A(new); and the mean of new."""
+    mean = new.mean()
+    return inner(new / old, mean), new.log_partition(), mean

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from partita.families import Family
-from partita.models import Hyper
-from partita.server.accounting.credibility import Credibility
-from partita.server.accounting.landmarks import inner_product
-from partita.server.accounting.reports import Report, total
+from partita.families.base import inner_on_host
+from partita.server.accounting.reports import Credibility, Report
 from partita.server.flights import Flight, Flights, Place
+from partita.server.rules.base import FreeEnergy
 from partita.wire.tasks import Update
 
 # For so many reports it is remembered how far off the first order was; the bound is so many times that.
@@ -27,6 +26,21 @@ MARGIN = 1 / 3
 LARGEST = 1e250
 # A site's log likelihood may be so many times that of the median site before its absolute size stops to count.
 PROPORTION = 1e3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is known of the free energy of the posterior as it is.
+
+    Args:
+        comparable: what rules may compare with what they heard before; None, if not all sites have reported again.
+        free_energy: the free energy; None, if there is not a report of every site.
+        error: how far off that may be.
+    """
+
+    comparable: FreeEnergy | None = None
+    free_energy: float | None = None
+    error: float | None = None
 
 
 @dataclass
@@ -52,9 +66,6 @@ class Evidence:
     # The product of the messages of some sites, kept so that a fold costs the size of one.
     product: Any = None
     within: set[int] = field(default_factory=set)
-    # How far the posterior has come: Σ √KL and Σ KL over all folds.
-    length: float = 0.0
-    travelled: float = 0.0
     # By how much sites' values fall short of what their proposals promised, since free energies were compared last,
     # and how many nats the posterior had moved by then.
     shortfalls: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -67,17 +78,18 @@ class Evidence:
     # Whether some report was not believed since free energies were compared last: then they cannot be compared.
     shaken: bool = False
 
-    def place(self, density: Family, mean: Any, hyper: Hyper, astray: float = 0.0) -> Place:
-        """Where tasks begin, so many nats away from the posterior."""
-        far = max(astray, 0.0)
-        return Place(density, mean, self.length - math.sqrt(far), self.travelled - far, hyper, astray > 0)
-
-    def report(self, updates: Sequence[Update], flights: Flights, distrusted: Container[int] = ()) -> dict[int, str]:
-        """Before a fold: take in what sites say of where their tasks began; gives whose word was not taken, and why.
+    def report(
+        self, updates: Sequence[Update], flights: Flights, distrusted: Container[int], away: Iterable[int]
+    ) -> tuple[dict[int, str], bool]:
+        """Before a fold: take in what sites say of where their tasks began.
 
         The gradients by hyperparameters of those who are distrusted cannot be. Automatic damping looks at the sum of
         values: one that does not follow from the site's own updates would hold all sites back, or drive them on. What
         does follow is put in its place.
+
+        Returns:
+            Whose word was not taken, and why; and whether every site has reported since the last time that this was
+            true, but for those that are away.
         """
         read = {update.site: self._read(update, flights[update.site]) for update in updates}
         new = {site: report for site, report in read.items() if report is not None}
@@ -97,14 +109,18 @@ class Evidence:
             else:
                 self._keep(site, replace(report, doubted=site in distrusted or site in doubts.unlikely))
         self.shaken = self.shaken or bool(doubted)
-        return {**doubts.unlikely, **doubted}
+        complete = bool(self.fresh) and len(self.fresh.union(away)) >= self.sites
+        if complete:
+            self.fresh.clear()
+            self.within.clear()
+        return {**doubts.unlikely, **doubted}, complete
 
     def distrust(self, site: int, factor: Family) -> None:
         """Nothing that a site proposed is followed any more: its factor stands for its gradient."""
         if site in self.reports:
             self._take_out(site)
             old = self.reports[site]
-            expected = inner_product(factor, old.place.mean)
+            expected = inner_on_host(factor, old.place.mean)
             self.reports[site] = replace(old, change=factor.flat(), message=factor, expected=expected, doubted=True)
 
     def _read(self, update: Update, flight: Flight) -> Report | None:
@@ -115,7 +131,7 @@ class Evidence:
         value = update.expected_log_prob - self.offsets.get(update.site, 0.0)
         message = flight.task.factor * update.change
         slopes = {name: slope * place.hyper[name] for name, slope in update.hyper_gradient.items()}
-        expected = inner_product(message, place.mean)
+        expected = inner_on_host(message, place.mean)
         if not abs(expected) <= LARGEST:
             return None
         return Report(place, value, update.change, message, expected, slopes)
@@ -125,15 +141,12 @@ class Evidence:
         old = self.reports.get(site)
         if old is not None:
             self._take_out(site)
-            distance = old.distance(new.place.length, new.place.hyper)
-            if not old.place.astray:
-                short, later = self.shortfalls.get(site, (0.0, 0.0))
-                short += old.at(new.place) - new.value
-                later += new.place.travelled - old.place.travelled + abs(old.carried(new.place.hyper))
-                self.shortfalls[site] = (short, later)
-            if measure and distance > SHORTEST * (1 + abs(new.value)) and not old.place.astray:
-                error = abs(new.value - old.at(new.place))
-                self.measured.setdefault(site, deque(maxlen=KEPT)).append((error, distance))
+        if old is not None and not old.place.astray:
+            short, nats, distance = old.shortfall(new)
+            before = self.shortfalls.get(site, (0.0, 0.0))
+            self.shortfalls[site] = (before[0] + short, before[1] + nats)
+            if measure and distance > SHORTEST * (1 + abs(new.value)):
+                self.measured.setdefault(site, deque(maxlen=KEPT)).append((abs(short), distance))
         self.reports[site] = new
 
     def _take_out(self, site: int) -> None:
@@ -141,50 +154,50 @@ class Evidence:
             self.within.remove(site)
             self.product = jax.tree.map(lambda total, own: total - own, self.product, self.reports[site].message)
 
-    def moved(self, divergence: float) -> None:
-        """After a fold: how far the posterior has moved."""
-        self.length += math.sqrt(max(divergence, 0.0))
-        self.travelled += max(divergence, 0.0)
-
     def retire(self, site: int) -> None:
         """A site's factor has been divided out: its data count no more."""
         self._take_out(site)
         for known in (self.reports, self.credibility.believed, self.left_out, self.offsets):
             known.pop(site, None)
 
-    def expected_log_prob(self, now: Place) -> float:
-        """Σ_m E_q[log p(y_m | θ)] of those who have reported."""
-        return self._sum(now, {site: -offset for site, offset in self.offsets.items()})
+    def estimate(self, now: Place, gain: float, complete: bool, learnt: float, retired: Collection[int]) -> Estimate:
+        """The free energy at a place where the posterior is: what is expected of all data, less what was gained.
+
+        Args:
+            now: the place.
+            gain: KL(posterior ‖ prior).
+            complete: whether every site has reported again, so that rules may compare what comes out.
+            learnt: by how many nats the last step of hyperparameters is expected to have changed it.
+            retired: sites whose data do not count.
+        """
+        comparable = None
+        if complete and self.reports:
+            error = math.inf if self.shaken else self._likely_error(now) + learnt
+            comparable = FreeEnergy(self._comparable(now) - gain, error, self.shortfalls)
+            self.shaken, self.shortfalls = False, {}
+        if len(self.reports) + len(retired) != self.sites:
+            return Estimate(comparable)
+        value = self._sum(now, {site: -offset for site, offset in self.offsets.items()})
+        return Estimate(comparable, value - gain, self._error_bound(now))
 
     def _sum(self, now: Place, left_out: Mapping[int, float]) -> float:
+        """Σ_m E_q[log p(y_m | θ)] of those who have reported, without some constants."""
         # Values that are of this very place are exact, and so is their sum.
-        elsewhere = [site for site, report in self.reports.items() if report.place.density is not now.density]
-        for site in elsewhere:
+        moved = [site for site, report in self.reports.items() if report.place.density is not now.density]
+        for site in moved:
             if site not in self.within:
                 own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.reports[site].message)
                 self.product = own if not self.within else jax.tree.map(np.add, self.product, own)
                 self.within.add(site)
         values = [report.value - left_out.get(site, 0.0) for site, report in self.reports.items()]
         ways = [report.carried(now.hyper) for report in self.reports.values()]
-        if elsewhere:
-            ways.append(inner_product(self.product, now.mean))
-            ways += [-self.reports[site].expected for site in elsewhere]
-        return total(values + ways)
+        if moved:
+            ways.append(inner_on_host(self.product, now.mean))
+            ways += [-self.reports[site].expected for site in moved]
+        return _add_up(values + ways)
 
-    def is_complete(self, away: Iterable[int] = ()) -> bool:
-        """Whether every site has reported since the last time that this was true, but for those that cannot."""
-        if not self.fresh or len(self.fresh.union(away)) < self.sites:
-            return False
-        self.fresh.clear()
-        self.within.clear()
-        return True
-
-    def has_all(self, retired: Iterable[int] = ()) -> bool:
-        """Whether there is a report of every site whose data count."""
-        return len(self.reports) + len(set(retired)) == self.sites
-
-    def comparable(self, now: Place) -> float:
-        """As `expected_log_prob`, up to a constant that makes it not fall because a site joins.
+    def _comparable(self, now: Place) -> float:
+        """Σ_m E_q[log p(y_m | θ)], up to a constant that makes it not fall because a site joins.
 
         No number, if most sites say that there is none.
         """
@@ -208,19 +221,22 @@ class Evidence:
                 self.reports[site] = replace(report, value=known)
                 self.credibility.shift(site, self.offsets[site])
 
-    def error_bound(self, now: Place) -> float:
-        """How far `expected_log_prob` may be off.
+    def _error_bound(self, now: Place) -> float:
+        """How far what is expected of all data may be off.
 
         It goes by what the first order left out lately: quadratic in the length of a longer way, and no less than
         linear in that of a shorter one, because after a leap the error has stopped to grow as it did.
         """
+        errors = []
+        for site, report in self.reports.items():
+            if report.place.density is not now.density:
+                distance = report.distance(now)
+                ratios = [(found, distance / far) for found, far in self.measured.get(site, ())]
+                known = [found * max(ratio, math.sqrt(ratio)) for found, ratio in ratios]
+                errors.append(max(known, default=distance))
+        return SAFETY * math.fsum(errors)
 
-        def error(known: Sequence[tuple[float, float]], distance: float) -> float:
-            return max(found * max(ratio, math.sqrt(ratio)) for found, far in known for ratio in (distance / far,))
-
-        return SAFETY * self._error(now, error)
-
-    def likely_error(self, now: Place) -> float:
+    def _likely_error(self, now: Place) -> float:
         """How far off it is likely to be: a share of how far the posterior has come since the oldest report.
 
         What is not known of sites whose word was not taken comes on top.
@@ -231,13 +247,10 @@ class Evidence:
             MARGIN * (now.travelled - min(since)) if since else 0.0
         )
 
-    def _error(self, now: Place, error: Callable[[Sequence[tuple[float, float]], float], float]) -> float:
-        distances = {
-            site: report.distance(now.length, now.hyper)
-            for site, report in self.reports.items()
-            if report.place.density is not now.density
-        }
-        return math.fsum(
-            error(self.measured[site], distance) if site in self.measured else distance
-            for site, distance in distances.items()
-        )
+
+def _add_up(values: Sequence[float]) -> float:
+    """Their sum, to the last digit; no number, where there is none."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan

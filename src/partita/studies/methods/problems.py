@@ -56,7 +56,7 @@ def _tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]
 def _diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     X, y = load("diabetes")
     X = X[:, list(columns)]
-    return X / X.std(axis=0), (y - y.mean()) / y.std()
+    return X / X.std(axis=0), standardised(y)
 
 
 def _irises(columns: Sequence[int]) -> np.ndarray:

@@ -32,7 +32,6 @@ KEYS = (
     "free_energy",
 )
 SETTINGS = ("three batches", "ten rows in the second")
-METHODS = ("batch-ml", "batch-vi", "streaming-ml", "streaming-vi", "frozen-ml", "frozen-vi", "nuts")
 WORDS = {
     "batch-ml": "a sparse GP of all rows, best hyperparameters",
     "batch-vi": "a sparse GP of all rows, a distribution over hyperparameters",
@@ -42,6 +41,7 @@ WORDS = {
     "frozen-vi": "the same with a distribution over hyperparameters",
     "nuts": "NUTS over the function at all rows and the hyperparameters (NumPyro)",
 }
+METHODS = tuple(WORDS)
 # Steps of methods that follow gradients in all they learn, for one of those that find most of it in closed form.
 FROZEN = 5
 # Predictions are drawn on a grid with so many points in each direction.

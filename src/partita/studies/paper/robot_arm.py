@@ -23,7 +23,13 @@ from partita.studies.paper.streams import KEYS, Data, learn_batches, learn_numbe
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_flops
 
-METHODS = ("private", "private-ml", "shared", "limited-memory")
+WORDS = {
+    "private": "new pseudo-points with every batch, a distribution over hyperparameters",
+    "private-ml": "the same with the best hyperparameters instead",
+    "shared": "as many pseudo-points as private ones have in the end, all moved at every batch",
+    "limited-memory": "an exact GP of the latest rows, whose hyperparameters are trained on with every batch",
+}
+METHODS = tuple(WORDS)
 
 
 @dataclass(frozen=True)
@@ -103,14 +109,6 @@ def _cell(data: tuple[Data, Data], scale: Scale, method: str, joint: int, output
         lambda: _rows(data, scale, method, joint, output),
         WORDS[method],
     )
-
-
-WORDS = {
-    "private": "new pseudo-points with every batch, a distribution over hyperparameters",
-    "private-ml": "the same with the best hyperparameters instead",
-    "shared": "as many pseudo-points as private ones have in the end, all moved at every batch",
-    "limited-memory": "an exact GP of the latest rows, whose hyperparameters are trained on with every batch",
-}
 
 
 def _work(data: tuple[Data, Data], scale: Scale, method: str) -> float:

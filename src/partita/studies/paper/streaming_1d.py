@@ -13,11 +13,11 @@ from partita.studies.paper.streams import KEYS, learn_batches, learn_numbers, sc
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_flops
 
-METHODS = ("private", "shared")
 WORDS = {
     "private": "five new pseudo-points with every batch; old ones stay",
     "shared": "at most ten pseudo-points, all moved at every batch",
 }
+METHODS = tuple(WORDS)
 BATCHES = 5
 
 

@@ -43,18 +43,12 @@ def problems() -> dict[str, tuple[str, np.ndarray, np.ndarray, dict[str, float]]
     cancer = pt.datasets.standardised(X)[:, :8], y
     X, y = pt.datasets.load("diabetes")
     body = pt.datasets.standardised(X)[:, :6]
-    counts = np.floor(y / 40)
-    scores = (y - y.mean()) / y.std()
+    counts, scores = np.floor(y / 40), pt.datasets.standardised(y)
     return {
         "breast cancer, 8 columns, 5 by-label sites": ("LogisticRegression", *cancer, {}),
         "breast cancer, 8 columns, 5 by-label sites ": ("ProbitRegression", *cancer, {}),
         "diabetes, progression / 40 as a count, 5 by-label sites": ("PoissonRegression", body, counts, {}),
-        "diabetes, standardised progression, 5 by-label sites": (
-            "LinearRegression",
-            body,
-            scores,
-            {"noise": 0.7},
-        ),
+        "diabetes, standardised progression, 5 by-label sites": ("LinearRegression", body, scores, {"noise": 0.7}),
     }
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +46,8 @@ ADULT = (
 )  # fmt: skip
 
 
+WOMEN, SEIZURES = "use ~ age + I(age**2) + urban + livch", "y ~ lbase * trt + lage + V4"
+
 # Means and standard deviations of coefficients, by their names.
 Moments = dict[str, tuple[float, float]]
 
@@ -58,7 +61,7 @@ class Question:
     site: str
     formula: str
     family: str
-    pooled: Callable[[Table], Moments]
+    pooled: Callable[["Question"], Moments]
     anchor: str
     # The name of the group, which bambi is told if it is asked.
     group: str | None = None
@@ -68,78 +71,76 @@ class Question:
     def sites(self) -> dict[str, Table]:
         return {f"{name}": part.drop(columns=self.site) for name, part in self.table.groupby(self.site)}
 
+    @property
+    def fixed(self) -> str:
+        """The formula without intercepts of groups."""
+        return self.formula.split(" + (1|")[0]
+
+    @property
+    def numbers(self) -> Table:
+        """The table with zeros and ones for those who use no contraception, and some."""
+        return self.table.assign(use=(self.table.use == "Y") * 1) if "use" in self.table else self.table
+
 
 def coefficients(fitted: Any) -> Moments:
     return {name: (fitted.params[name], fitted.bse[name]) for name in fitted.params.index}
 
 
-def logistic_coefficients(formula: str, table: Table) -> Moments:
+def fit_logistic(question: Question) -> Moments:
     sm, smf = import_statsmodels()
-    return coefficients(smf.glm(formula, table, family=sm.families.Binomial()).fit())
+    return coefficients(smf.glm(question.formula, question.numbers, family=sm.families.Binomial()).fit())
 
 
-def grouped_coefficients(kind: str, formula: str, group: str, table: Table) -> Moments:
+def fit_sizes(question: Question) -> Moments:
+    return coefficients(import_statsmodels()[1].negativebinomial(question.formula, question.table).fit(disp=0))
+
+
+def fit_groups(kind: str, question: Question) -> Moments:
     """What mean-field variational Bayes finds with an intercept for every group, and the spread of these."""
     sm, _ = import_statsmodels()
-    model = getattr(sm, kind).from_formula(formula, {group: f"0 + C({group})"}, table, vcp_p=1.0, fe_p=10.0)
+    groups = {question.group: f"0 + C({question.group})"}
+    model = getattr(sm, kind).from_formula(question.fixed, groups, question.numbers, vcp_p=1.0, fe_p=10.0)
     fitted = model.fit_vb()
     found = dict(zip(model.exog_names, zip(fitted.fe_mean, fitted.fe_sd, strict=True), strict=True))
-    return found | {f"sd of {group}": (float(np.exp(fitted.vcp_mean[0])), np.nan)}
+    return found | {f"sd of {question.group}": (float(np.exp(fitted.vcp_mean[0])), np.nan)}
+
+
+def fit_schools(question: Question) -> Moments:
+    fitted = import_statsmodels()[1].mixedlm(question.fixed, question.table, groups=question.table.school).fit()
+    found = {name: pair for name, pair in coefficients(fitted).items() if "Var" not in name}
+    spread = float(np.sqrt(fitted.cov_re.iloc[0, 0]))
+    return found | {"sd of school": (spread, np.nan), "noise": (float(np.sqrt(fitted.scale)), np.nan)}
 
 
 def read(name: str) -> Table:
     return import_pandas().read_csv(find_needed(f"tables/{name}.csv", None, "Rdatasets"))
 
 
-def with_numbers(table: Table) -> Table:
-    """Contraception with zeros and ones for those who use none and some."""
-    return table.assign(use=(table.use == "Y") * 1)
-
-
 def contraception() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6)
-    formula = "use ~ age + I(age**2) + urban + livch"
-
-    def fit_pooled(table: Table) -> Moments:
-        return logistic_coefficients(formula, with_numbers(table))
-
     words = "Contraception: 1,934 women, six sites"
     other = ("use ~ age + urban + livch", "use ~ age + I(age**2) + urban")
-    return Question(words, table, "region", formula, "bernoulli", fit_pooled, "statsmodels GLM", compare=other)
+    return Question(words, table, "region", WOMEN, "bernoulli", fit_logistic, "statsmodels GLM", compare=other)
 
 
 def contraception_by_district() -> Question:
     table = read("Contraception").assign(region=lambda t: t.district % 6, age=lambda t: t.age / 10)
-    formula = "use ~ age + I(age**2) + urban + livch + (1|district)"
-
-    def fit_pooled(table: Table) -> Moments:
-        fixed = "use ~ age + I(age**2) + urban + livch"
-        return grouped_coefficients("BinomialBayesMixedGLM", fixed, "district", with_numbers(table))
-
+    formula, fit = f"{WOMEN} + (1|district)", partial(fit_groups, "BinomialBayesMixedGLM")
     words = "Contraception with an intercept for each of 60 districts, which stay at their site (age in tens of years)"
-    return Question(words, table, "region", formula, "bernoulli", fit_pooled, "statsmodels mean-field VB", "district")
+    return Question(words, table, "region", formula, "bernoulli", fit, "statsmodels mean-field VB", "district")
 
 
 def epil() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
-    formula = "y ~ lbase * trt + lage + V4 + (1|subject)"
-
-    def fit_pooled(table: Table) -> Moments:
-        return grouped_coefficients("PoissonBayesMixedGLM", "y ~ lbase * trt + lage + V4", "subject", table)
-
+    formula, fit = f"{SEIZURES} + (1|subject)", partial(fit_groups, "PoissonBayesMixedGLM")
     words = "epil: seizures of 59 people at six clinics, an intercept for everyone"
-    return Question(words, table, "clinic", formula, "poisson", fit_pooled, "statsmodels mean-field VB", "subject")
+    return Question(words, table, "clinic", formula, "poisson", fit, "statsmodels mean-field VB", "subject")
 
 
 def epil_overdispersed() -> Question:
     table = read("epil").assign(clinic=lambda t: t.subject % 6)
-    formula = "y ~ lbase * trt + lage + V4"
-
-    def fit_pooled(table: Table) -> Moments:
-        return coefficients(import_statsmodels()[1].negativebinomial(formula, table).fit(disp=0))
-
     words = "epil: a negative binomial instead"
-    return Question(words, table, "clinic", formula, "negative binomial", fit_pooled, "statsmodels NegativeBinomial")
+    return Question(words, table, "clinic", SEIZURES, "negative binomial", fit_sizes, "statsmodels NegativeBinomial")
 
 
 def school() -> Question:
@@ -150,15 +151,8 @@ def school() -> Question:
         parts.append(import_pandas().DataFrame({**columns, "score": y[:, 0], "school": number}).astype(float))
     table = import_pandas().concat(parts).assign(place=lambda t: t.school)
     formula = "score ~ year2 + year3 + meals + verbal1 + girl + (1|school)"
-
-    def fit_pooled(table: Table) -> Moments:
-        fitted = import_statsmodels()[1].mixedlm(formula.replace(" + (1|school)", ""), table, groups=table.school).fit()
-        found = {name: pair for name, pair in coefficients(fitted).items() if "Var" not in name}
-        spread = float(np.sqrt(fitted.cov_re.iloc[0, 0]))
-        return found | {"sd of school": (spread, np.nan), "noise": (float(np.sqrt(fitted.scale)), np.nan)}
-
     words = "school: 15,362 pupils at 139 schools, each a site, with an intercept each"
-    return Question(words, table, "place", formula, "gaussian", fit_pooled, "statsmodels MixedLM")
+    return Question(words, table, "place", formula, "gaussian", fit_schools, "statsmodels MixedLM")
 
 
 def adult() -> Question:
@@ -167,12 +161,8 @@ def adult() -> Question:
     few = table.country.where(table.country.isin(["United-States", "Mexico", "Philippines", "Germany"]), "elsewhere")
     table = table.assign(place=few, income=(table.income == ">50K") * 1)
     formula = "income ~ age + years + hours + sex + marital + occupation + race"
-
-    def fit_pooled(table: Table) -> Moments:
-        return logistic_coefficients(formula, table)
-
     words = "adult: 30,162 people by country, five sites; two occupations and some races are not everywhere"
-    return Question(words, table, "place", formula, "bernoulli", fit_pooled, "statsmodels GLM")
+    return Question(words, table, "place", formula, "bernoulli", fit_logistic, "statsmodels GLM")
 
 
 QUESTIONS = (contraception, contraception_by_district, epil, epil_overdispersed, school, adult)
@@ -180,9 +170,8 @@ QUESTIONS = (contraception, contraception_by_district, epil, epil_overdispersed,
 
 def ask_bambi(python: str, question: Question) -> Moments:
     family = {"negative binomial": "negativebinomial"}.get(question.family, question.family)
-    table = with_numbers(question.table) if "use" in question.table else question.table
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as stream:
-        table.to_csv(stream.name, index=False)
+        question.numbers.to_csv(stream.name, index=False)
         command = [python, "-c", BAMBI, question.formula, family, str(question.group), stream.name]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     line = next((line for line in done.stdout.splitlines() if line.startswith("RESULT")), None)
@@ -204,7 +193,7 @@ def section(question: Question, python: str | None) -> str:
     began = time.perf_counter()
     found = pt.regress(question.formula, question.sites, family=question.family)
     seconds = time.perf_counter() - began
-    theirs = question.pooled(question.table)
+    theirs = question.pooled(question)
     bambi = ask_bambi(python, question) if python and question.group else {}
     about = f"`{question.formula}`, {question.family}, {len(found.counts)} sites."
     last = found.result.history[-1]
