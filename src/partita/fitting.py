@@ -28,7 +28,7 @@ from partita.server.storage import Journal
 from partita.site.columns import Columns
 from partita.solvers import FixedPoint
 from partita.solvers.choice import SOLVES
-from partita.telemetry import Callback, listening, tell
+from partita.telemetry import Callback, check_callbacks, listening, tell
 from partita.wire.engine import Engine, ask_all
 from partita.wire.naming import SiteNames, choose_names
 from partita.wire.questions import ColumnNames, ColumnNamesAnswer, Evaluate, Groups, Layout
@@ -74,7 +74,8 @@ def fit(
     >>> result.posterior.location.round(6), result.posterior.scale.round(6)
     (array([1.6]), array([0.447214]))
     """
-    check_kinds(callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
+    check_callbacks(callbacks)
+    check_kinds(run_dir=(run_dir, str | os.PathLike))
     run, arranged = prepare(model, shards, settings, options, names, factors)
     return run_to_end(run, arranged, run_dir, resume, callbacks)
 
@@ -287,7 +288,7 @@ def partial_fit(
     times larger or smaller than all before it is said aloud. With schedule, solver and damping left open, the batch's
     problem is solved at once, unless messages are noisy, or only directions, or hyperparameters are learnt.
     """
-    check_kinds(callbacks=(callbacks, Sequence))
+    check_callbacks(callbacks)
     model = state.model if isinstance(state, Result) else state
     if isinstance(state, Result) and state.hyper != model.hyper:
         model = model.with_hyper(state.hyper)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from partita.designs.design import Reading
+from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.descriptions import describe
 from partita.foundation.runtime import on_host
@@ -87,6 +88,8 @@ class Run:
 
     def journal(self, run_dir: str | os.PathLike[str], resume: bool) -> Journal:
         """The journal of this run, which another run cannot go on with."""
+        if "\0" in os.fsdecode(run_dir):
+            raise InputError(f"run_dir: expected the path of a folder, got {os.fsdecode(run_dir)!r}")
         settings = self.settings
         schedule = {f.name: getattr(settings.schedule, f.name) for f in fields(settings.schedule)}
         parts = {
