@@ -61,10 +61,10 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.scaling
 
 # Shapes that are written in types, checked at every call.
-SHAPED := partita.families,partita.expectations,partita.free_energy,partita.models,partita.solvers
+SHAPED := partita.families,partita.expectations,partita.free_energy,partita.models,partita.solvers,partita.gp
 shapes: .venv/dev.stamp
 	PYTHONPATH=tests $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not engines" \
-		--jaxtyping-packages=$(SHAPED),shapes.check tests/families tests/solvers tests/models
+		--jaxtyping-packages=$(SHAPED),shapes.check tests/families tests/solvers tests/models tests/gp
 
 engines: .venv/engines.stamp
 	$(BIN)/python -m pytest -m engines $(COVER)

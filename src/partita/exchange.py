@@ -42,27 +42,27 @@ def inference_data(
     }
     if shards:
         looked_at = [
-            _looked_at(model, params, shard, hyper, jax.random.fold_in(for_data, m)) for m, shard in enumerate(shards)
+            _look_at(model, params, shard, hyper, jax.random.fold_in(for_data, m)) for m, shard in enumerate(shards)
         ]
         for number, name in enumerate(("log_likelihood", "posterior_predictive", "observed_data")):
             parts = [part[number] for part in looked_at]
             axis = 0 if name == "observed_data" else 1
             groups[name] = {key: np.concatenate([part[key] for part in parts], axis=axis) for key in parts[0]}
     chained = {
-        name: group if name == "observed_data" else {key: _chained(name, value) for key, value in group.items()}
+        name: group if name == "observed_data" else {key: _split_chains(name, value) for key, value in group.items()}
         for name, group in groups.items()
         if group
     }
-    return imported().from_dict(**chained)
+    return import_arviz().from_dict(**chained)
 
 
-def _chained(name: str, values: Any) -> np.ndarray:
+def _split_chains(name: str, values: Any) -> np.ndarray:
     """Draws are independent: any parting into chains will do, and with several, ArviZ can compare them."""
     array = np.asarray(values)
     return array[None] if name == "sample_stats" else array.reshape(CHAINS, -1, *array.shape[1:])
 
 
-def imported() -> Any:
+def import_arviz() -> Any:
     """ArviZ, without its announcement of things to come."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -74,14 +74,14 @@ def _is_numeric(column: Sequence[Any]) -> bool:
     return bool(present) and all(isinstance(value, int | float) for value in present)
 
 
-def _looked_at(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> Groups:
+def _look_at(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> Groups:
     with precision(model.dtype):
         numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
-        return on_host(_compiled(model, params, shard, numbers, key))
+        return on_host(_evaluate(model, params, shard, numbers, key))
 
 
 @eqx.filter_jit
-def _compiled(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> Groups:
+def _evaluate(model: AbstractModel, params: Any, shard: Shard, hyper: Hyper, key: Array) -> Groups:
     observed = model.observed(shard.data)
     keys = jax.random.split(key, len(jax.tree.leaves(params)[0]))
     likely = jax.lax.map(lambda theta: model.log_prob(theta, shard.data, hyper), params)

@@ -10,13 +10,13 @@ from typing import Any, Unpack
 
 from partita.designs.design import Reading
 from partita.engines import InProcess
-from partita.errors import InputError, NotFinite
+from partita.errors import InputError, NotFinite, QuarantineWarning
 from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.foundation.plain import Row
 from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.models.layout import unpack_layout
-from partita.models.program_rows import Laid
+from partita.models.program_rows import PreparedProgram
 from partita.result import Result
 from partita.server.events import Event
 from partita.server.loop import iterate
@@ -156,7 +156,9 @@ def _size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNam
     """A model that has to see rows or groups to know what it is made of, told by those who have them."""
     if model.needs_rows:
         (found,) = ask_all(engine, {0: Layout()}, sites, names)
-        model = model.with_layout(Laid(unpack_layout(found.layout), found.location, found.scale, found.is_gaussian))
+        model = model.with_layout(
+            PreparedProgram(unpack_layout(found.layout), found.location, found.scale, found.is_gaussian)
+        )
     if model.needs_groups:
         answers = ask_all(engine, Groups(), sites, names)
         model = model.with_groups([(answer.codes, answer.largest) for answer in answers])
@@ -206,6 +208,8 @@ def _record_events(
         if journal is not None:
             journal.add_row(event.fold, row)
         yield event, row
+    if journal is not None:
+        journal.finish(run.accounts.tally.folds)
 
 
 def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, before: Result | None = None) -> Result:
@@ -215,7 +219,10 @@ def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, bef
         settled = event.settled
         history.append(row)
     log_probs = run.evaluate()
-    check_log_probs(log_probs)
+    # A quarantined site's share of the evidence may be no number; then the evidence is not known.
+    unknown = [site for site in run.quarantined if not math.isfinite(log_probs.get(site, math.nan))]
+    log_probs |= dict.fromkeys(unknown, math.nan)
+    check_log_probs({site: value for site, value in log_probs.items() if site not in unknown})
     _warn(run, history, settled)
     ledger = run.ledger
     values = [log_probs.get(site, math.nan) for site in range(ledger.sites)]
@@ -229,14 +236,23 @@ def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, bef
         hyper=run.current_hyper,
         history=history,
         seed=run.settings.seed,
+        quarantined=run.quarantined,
     )
 
 
 def _warn(run: Run, history: Sequence[Row], settled: bool) -> None:
     """Say aloud what about a finished run is in doubt."""
     doubts = list(run.model.doubts(run.ledger.posterior))
-    if history and history[-1]["problem"] is not None:
-        doubts.insert(0, f"the last round had a problem: {history[-1]['problem']}")
+    for site, reason in run.quarantined.items():
+        warnings.warn(
+            f"{run.names.of(site)} was quarantined, and the run went on without it: {reason}; look at its data and its "
+            "Partita version. How much of it is in the posterior, `contributions()` says",
+            QuarantineWarning,
+            stacklevel=5,
+        )
+    problem = history[-1]["problem"] if history else None
+    if problem is not None and ": quarantined: " not in problem:
+        doubts.insert(0, f"the last round had a problem: {problem}")
     elif run.settings.schedule.settles and not settled:
         doubts.insert(
             0,

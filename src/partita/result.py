@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -17,8 +17,9 @@ from partita.exchange import inference_data
 from partita.families import REGISTRY as FAMILIES
 from partita.families import Family
 from partita.foundation.checks import check_count
-from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, text, whole
+from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, scalar, text, whole
 from partita.foundation.plain import Row, plain
+from partita.foundation.text import clean
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper
 from partita.models.base import prior_shapes
@@ -26,7 +27,7 @@ from partita.predictive import expected_response, predictive_std, scaled_columns
 from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.site.columns import Columns, arrange
 
-# Of a saved result, beside arrays. Hyperparameters are positive; JSON has no nan.
+# What a file says of a result beside its arrays. Hyperparameters are positive; JSON has no nan.
 ABOUT = fields(
     {
         "model": fields({"name": text()}, others=anything),
@@ -38,10 +39,10 @@ ABOUT = fields(
         "history": items(entries(anything)),
         "seed": whole(),
     },
-    {"design": maybe(entries(anything))},
+    {"design": maybe(entries(anything)), "quarantined": items(items(scalar, 2))},
     anything,
 )
-# Of models: what no file can hold.
+# Settings of models that no file can hold.
 NO_SETTINGS = ("given_prior", "params")
 
 
@@ -62,6 +63,9 @@ class Result:
     design: Row | None = field(default=None, repr=False)
     # Names of columns, and how large values were, of what a stream has seen.
     columns: Columns = field(default_factory=Columns, repr=False)
+    # Sites that the run went on without, and why; those of whose data nothing is in the posterior do not count in the
+    # log evidence.
+    quarantined: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
@@ -155,6 +159,7 @@ class Result:
             "seed": self.seed,
             "design": self.design,
             "columns": self.columns.settings(),
+            "quarantined": [[site, reason] for site, reason in self.quarantined.items()],
         }
         return arrays, plain(about)
 
@@ -177,7 +182,7 @@ def load(path: str | os.PathLike[str], model: AbstractModel | None = None) -> Re
 def unpacked(
     path: str | os.PathLike[str], arrays: dict[str, np.ndarray], about: Row, model: AbstractModel | None = None
 ) -> Result:
-    """From what `Result.packed` gave, as it was read from a path."""
+    """The result that `Result.packed` gave, as it was read from a path."""
     with doubted(path):
         return _unpacked(path, arrays, about, model)
 
@@ -221,6 +226,7 @@ def _unpacked(
         seed=about["seed"],
         design=_design(about.get("design"), model),
         columns=Columns.from_settings(about.get("columns"), _width(model)),
+        quarantined={int(site): clean(reason) for site, reason in about.get("quarantined", ())},
     )
 
 
@@ -245,7 +251,7 @@ def _width(model: AbstractModel) -> int | None:
 
 
 def _number(stored: float | None) -> float:
-    """JSON has no nan."""
+    """A number of a file; None stands for nan, which JSON does not have."""
     return float("nan") if stored is None else float(stored)
 
 
@@ -259,7 +265,7 @@ def _proper(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], name: s
 
 
 def _factors(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], like: Family) -> tuple[Family, ...]:
-    """Of all sites; they need not be proper."""
+    """The factors of all sites, which need not be proper."""
     leaves = [arrays[f"factors.{i}"] for i in range(len(jax.tree.leaves(like)))]
     number = len(leaves[0])
     _check_leaves(path, "factors", leaves, [(number, *leaf.shape) for leaf in jax.tree.leaves(like)], like)

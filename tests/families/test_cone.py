@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose
 
 from partita.families import Cone, Gamma, Gaussian, MeanField, NormalGamma, NormalWishart, Product
-from partita.families.cone import REACH, admissible_share, is_inside, is_surely_inside, lower_bound, shifted
+from partita.families.cone import REACH, admissible_share, is_inside, is_surely_inside, lower_bound, shift_cone
 
 numbers = st.floats(-3, 3)
 squares = arrays(np.float64, (3, 3), elements=numbers)
@@ -135,7 +135,7 @@ def test_a_share_that_suits_the_lower_bound_suits_both(first, second, change):
 
 def test_shifted_moves_a_bound_by_as_much_as_what_it_bounds():
     start, end = Cone((np.ones(2),), (np.eye(2),)), Cone((np.array([3.0, 0.0]),), (np.diag([2.0, 5.0]),))
-    moved = shifted(Cone((np.zeros(2),), (np.zeros((2, 2)),)), start, end)
+    moved = shift_cone(Cone((np.zeros(2),), (np.zeros((2, 2)),)), start, end)
     assert_allclose(moved.positive[0], [2, -1])
     assert_allclose(moved.definite[0], np.diag([1.0, 4.0]))
 

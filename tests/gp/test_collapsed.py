@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 
 from partita.foundation.runtime import precision
-from partita.gp.collapsed import Seen, collapsed
+from partita.gp.collapsed import Seen, integrate_out
 
 POINTS, OLD, ROWS = 5, 4, 7
 
@@ -50,7 +50,7 @@ def test_value(keeps):
     if not keeps:
         halves += np.trace(seen.precision @ seen.old.T @ np.linalg.solve(seen.K, seen.old))
     with precision(np.float64):
-        assert float(collapsed(seen)) == pytest.approx(dense(seen) + 0.5 * halves, rel=1e-6)
+        assert float(integrate_out(seen)) == pytest.approx(dense(seen) + 0.5 * halves, rel=1e-6)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -60,14 +60,14 @@ def test_gradient(keeps):
     direction = jax.tree.map(lambda a: generator.normal(size=a.shape), seen)
     direction = direction._replace(K=direction.K + direction.K.T, precision=direction.precision + direction.precision.T)
     with precision(np.float64):
-        gradient = jax.grad(collapsed)(seen)
+        gradient = jax.grad(integrate_out)(seen)
         for name in Seen._fields:
             if getattr(seen, name) is None:
                 continue
             only, step = getattr(direction, name), 1e-6
 
             def moved(size, name=name, only=only):
-                return float(collapsed(seen._replace(**{name: getattr(seen, name) + size * only})))
+                return float(integrate_out(seen._replace(**{name: getattr(seen, name) + size * only})))
 
             slope = (moved(step) - moved(-step)) / (2 * step)
             assert np.sum(getattr(gradient, name) * only) == pytest.approx(slope, rel=1e-4, abs=1e-5), name

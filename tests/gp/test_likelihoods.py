@@ -32,7 +32,7 @@ def test_expectations_sites_and_responses(likelihood, y, log_prob):
     with precision(np.float64):
         given = (params, np.array([m]), np.array([v]), np.array([y]))
         value = float(likelihood.expected(*given)[0])
-        g, h = (float(part[0]) for part in likelihood.sites(*given))
+        g, h = (float(part[0]) for part in likelihood.gaussian_terms(*given))
         mean, variance = (float(part[0]) for part in likelihood.response(*given[:3]))
     assert value == pytest.approx(expected(lambda f: log_prob(y, f), m, v), abs=2e-5)
     step = 1e-4
@@ -56,7 +56,9 @@ def test_an_outlier_counts_less():
     likelihood = likelihoods.StudentT(0.5, 5.0)
     with precision(np.float64):
         m, v = np.array([0.3, 0.3]), np.array([0.5, 0.5])
-        g, h = (np.asarray(part) for part in likelihood.sites(likelihood.initial(), m, v, np.array([0.7, 9.0])))
+        g, h = (
+            np.asarray(part) for part in likelihood.gaussian_terms(likelihood.initial(), m, v, np.array([0.7, 9.0]))
+        )
     assert 0 < h[1] < 0.1 * h[0]
     # It pulls, but not as its distance would.
     assert 0 < g[1] - h[1] * 0.3 < 2
@@ -82,7 +84,7 @@ def test_targets_that_cannot_be():
     with pytest.raises(InputError, match="noise: expected a positive"):
         likelihoods.Normal(0.0)
     with pytest.raises(InputError, match="expected one of gaussian"):
-        likelihoods.named("cauchy")
+        likelihoods.find_likelihood("cauchy")
 
 
 def test_likelihoods_are_stored_as_plain_values():

@@ -1,5 +1,6 @@
 """A sparse process as a model of the loop: against scikit-learn, dense algebra and the textbook."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -41,7 +42,7 @@ def test_with_a_point_at_every_row_it_is_the_exact_process():
 def test_the_evidence_of_every_power(power):
     """The bound of Titsias (2009) at 0, FITC at 1, and what Bui, Yan and Turner (2017) have between."""
     model = SparseProcess(np.linspace(-3, 3, 6)[:, None], KERNEL, likelihoods.Normal(NOISE), power)
-    V, left = model.seen(X)
+    V, left = model.project_rows(X)
     noise = NOISE**2
     covariance = V @ V.T + np.diag(power * left + noise)
     expected = scipy.stats.multivariate_normal(np.zeros(40), covariance).logpdf(Y)
@@ -74,7 +75,7 @@ def test_a_likelihood_is_averaged_over_what_the_points_leave_open(power):
     weights = weights / weights.sum()
     expected = weights @ values if power == 0 else np.log(weights @ np.exp(power * values)) / power
     with pt.foundation.runtime.precision(np.float64):
-        assert float(model.pointwise(np.float64(0.7), np.array([1.0, 0.5]), {})) == pytest.approx(expected, abs=1e-9)
+        assert float(model.pointwise(np.asarray(0.7), jnp.array([1.0, 0.5]), {})) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -84,7 +85,7 @@ def test_the_noise_can_be_learnt():
     model = SparseProcess(points, KERNEL, likelihoods.Normal(1.0))
     result = pt.fit(model, SITES, hyper=pt.LearnHyper(), schedule=pt.schedules.Synchronous(rounds=60))
 
-    V, left = model.seen(X)
+    V, left = model.project_rows(X)
 
     def bound(noise):
         covariance = V @ V.T + noise**2 * np.eye(40)

@@ -108,13 +108,13 @@ def test_a_forgotten_batch_was_never_there():
 def test_a_batch_that_is_visited_again_with_its_data_stays_as_it_is():
     batches = cut(one_dimensional(), 3)
     stream = streamed(batches, keep_parts=True)
-    again = stream.refined(1, batches[1][0], batches[1][1][None])
+    again = stream.refine(1, batches[1][0], batches[1][1][None])
     places = np.linspace(-1, 7, 30)[:, None]
     for a, b in zip(stream.latent(places)[:2], again.latent(places)[:2], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     # With other targets it is as if those had come in the first place.
     other = streamed([batches[0], (batches[1][0], -batches[1][1]), batches[2]])
-    changed = stream.refined(1, batches[1][0], -batches[1][1][None])
+    changed = stream.refine(1, batches[1][0], -batches[1][1][None])
     np.testing.assert_allclose(changed.latent(places)[0], other.latent(places)[0], atol=1e-5)
 
 
@@ -125,14 +125,14 @@ def test_factors_of_batches_are_those_of_a_ledger():
     assert ledger.sites == 3
     whitened = stream.gp
     with pt.foundation.runtime.precision(np.float64):
-        q = whitened.posterior(stream.params, stream.factor, stream.jitter)
+        q = whitened.posterior(stream.params, stream.factor, np.asarray(stream.jitter))
     B = np.asarray(q.L_B[0]) @ np.asarray(q.L_B[0]).T
     np.testing.assert_allclose(ledger.posterior.precision, B, rtol=1e-7, atol=1e-7)
     shift = np.asarray(q.L_B[0]) @ np.asarray(q.half[0])
     np.testing.assert_allclose(ledger.posterior.precision_times_location, shift, rtol=1e-6, atol=1e-6)
     # Its cavity is what the stream is without that batch.
     with pt.foundation.runtime.precision(np.float64):
-        left = whitened.posterior(stream.params, stream.without(2).factor, stream.jitter)
+        left = whitened.posterior(stream.params, stream.without(2).factor, np.asarray(stream.jitter))
     np.testing.assert_allclose(
         ledger.cavity(2).precision, np.asarray(left.L_B[0]) @ np.asarray(left.L_B[0]).T, rtol=1e-6, atol=1e-6
     )
@@ -158,7 +158,7 @@ def test_other_units_change_nothing():
     stream = streamed([(X, y)], keep_parts=True)
     before, after = Affine(np.zeros(1), np.ones(1)), Affine(np.array([2.0]), np.array([3.0]))
     targets = Affine(np.zeros(1), np.ones(1)), Affine(np.zeros(1), np.array([0.5]))
-    moved = stream.rescaled(before, after, targets)
+    moved = stream.rescale(before, after, targets)
     logs = dict(moved.hyper.location)
     logs["kernel.lengthscale"] = logs["kernel.lengthscale"] - np.log(3)
     logs["kernel.variance"] = logs["kernel.variance"] + 2 * np.log(2)
@@ -178,7 +178,7 @@ def test_hyperparameters_that_were_learnt_are_about_the_data():
     places = np.linspace(0, 6, 20)[:, None]
     stream = streamed([(X, y)], dataclasses.replace(FIXED, hyperparameters="ml", steps=1))
     m, v, _ = stream.latent(places)
-    moved = stream.rescaled(before, after, targets)
+    moved = stream.rescale(before, after, targets)
     n, w, _ = moved.latent((places - 2) / 3)
     np.testing.assert_allclose(m, n * 0.5, atol=1e-7)
     np.testing.assert_allclose(v, w * 0.25, atol=1e-7)
@@ -186,7 +186,7 @@ def test_hyperparameters_that_were_learnt_are_about_the_data():
     # A prior of precision 1 times a factor of precision 3: three quarters of the way.
     believed = dataclasses.replace(stream, learning=dataclasses.replace(FIXED, hyperparameters="variational"))
     believed = dataclasses.replace(believed, hyper=stream.hyper._replace(scale=dict.fromkeys(stream.params, 0.5)))
-    noise = believed.rescaled(before, after, targets).params["likelihood.noise"]
+    noise = believed.rescale(before, after, targets).params["likelihood.noise"]
     assert noise == pytest.approx(2**0.75 * stream.params["likelihood.noise"])
 
 
@@ -196,7 +196,7 @@ def test_a_new_mean_of_targets_moves_the_factor_with_it():
     stream = streamed([(X, y)])
     units = Affine(np.zeros(1), np.ones(1)), Affine(np.array([5.0]), np.ones(1))
     same = Affine(np.zeros(1), np.ones(1))
-    moved = stream.rescaled(same, same, units)
+    moved = stream.rescale(same, same, units)
     expected = streamed([(X, y - 5.0)])
     places = np.linspace(0, 6, 20)[:, None]
     np.testing.assert_allclose(moved.latent(places)[0], expected.latent(places)[0], atol=1e-6)
@@ -213,7 +213,7 @@ def test_one_row_against_quadrature(likelihood):
 
     def joint(f, power=0):
         with pt.foundation.runtime.precision(np.float64):
-            log = float(likelihood.log_prob(likelihood.initial(), np.float64(f), np.float64(y)))
+            log = float(likelihood.log_prob(likelihood.initial(), np.asarray(f), np.asarray(y)))
         return f**power * np.exp(log) * stats.norm.pdf(f, 0, np.sqrt(1.3))
 
     moments = [integrate.quad(joint, -8, 8, args=(power,), epsabs=1e-6)[0] for power in range(3)]
@@ -243,16 +243,16 @@ def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
     stream = Stream.begin(gp, dataclasses.replace(FIXED, points_per_batch=20), 1)
     with pt.foundation.runtime.precision(np.float64):
         step, _ = stream.placement.place(batch)
-        step = step._replace(jitter=1e-9)
+        step = step._replace(jitter=np.asarray(1e-9))
 
         @jax.jit
-        def turn(sites, share):
-            def bound(sites):
-                return gp.free_energy(stream.params, step, sites)
+        def turn(terms, share):
+            def bound(terms):
+                return gp.free_energy(stream.params, step, terms)
 
-            return gp.improve_sites(sites, share, bound), bound(sites)[0]
+            return gp.improve_terms(terms, share, bound), bound(terms)[0]
 
-        state, totals = (gp.first_sites(batch), np.ones(())), []
+        state, totals = (gp.first_terms(batch), np.ones(())), []
         for _ in range(40):
             state, total = turn(*state)
             totals.append(float(total))

@@ -115,7 +115,7 @@ def test_banana_rows_and_pictures():
 
 @pytest.mark.slow
 def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
-    """Of one batch they are what sites find in another way; a second one leaves them alone."""
+    """Of one batch they are what terms find in another way; a second one leaves them alone."""
     first, second, _ = banana.parts(banana.load(quick=True)[0], banana.SETTINGS[0])
     model = FrozenClassifier(4, "ml", 100, 0).partial_fit(*first)
     gp, points, jitter = frozen.GP, model.pseudo_points_, frozen.JITTER
@@ -123,11 +123,11 @@ def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
     step = Step(nothing, Batch(first[0], first[1][None], np.ones(len(first[1]))), points, np.ones(4), jitter, True)
     with precision(np.float64):
         params = exponentials(model.unravel(model.location_))
-        improve = jax.jit(lambda state: gp.improve_sites(*state, lambda sites: gp.free_energy(params, step, sites)))
-        state = (gp.first_sites(step.batch), np.ones(()))
+        improve = jax.jit(lambda state: gp.improve_terms(*state, lambda terms: gp.free_energy(params, step, terms)))
+        state = (gp.first_terms(step.batch), np.ones(()))
         for _ in range(30):
             state = improve(state)
-        best = float(jax.jit(lambda sites: gp.free_energy(params, step, sites)[0])(state[0]))
+        best = float(jax.jit(lambda terms: gp.free_energy(params, step, terms)[0])(state[0]))
         factor, own = gp.absorb(params, step, state[0])
         mean, covariance = gp.predict_jointly(params, factor, points, jitter)
         free = frozen.Free(model.location_, model.location_, own.shift[0], np.linalg.cholesky(own.precision[0]))

@@ -102,7 +102,7 @@ class StreamingGP(Estimator):
         kernel = kernels.SquaredExponential() if self.kernel is None else self.kernel
         if not isinstance(kernel, kernels.Kernel):
             raise InputError(f"kernel: expected a kernel such as pt.gp.kernels.Matern32(), got {kernel!r}")
-        return SparseGP(kernel, likelihoods.named(self.likelihood or self._default_likelihood))
+        return SparseGP(kernel, likelihoods.find_likelihood(self.likelihood or self._default_likelihood))
 
     def _learning(self) -> Learning:
         return Learning(
@@ -175,7 +175,7 @@ class StreamingGP(Estimator):
             warn_of_units("y", self.targets_, y, stacklevel=5)
         if self.scales_inputs_ and stream.batches:
             units = (self.targets_.affine, targets.affine) if self.scales_targets_ else None
-            stream = stream.rescaled(self.inputs_.affine, inputs.affine, units)
+            stream = stream.rescale(self.inputs_.affine, inputs.affine, units)
         # Densities of standardised targets are higher by the scale.
         log_unit = len(y) * np.log(targets.affine.scale).sum() if self.scales_targets_ else 0.0
         scaled = self._scale_inputs(X, inputs), self._scale_targets(y, targets)
@@ -267,7 +267,7 @@ class StreamingGP(Estimator):
         check_is_fitted(self, "stream_")
         X, y = self._check(X, y, first=False)
         self.stream_.gp.likelihood.check(y)
-        self.stream_ = self.stream_.refined(
+        self.stream_ = self.stream_.refine(
             batch, self._scale_inputs(X, self.inputs_), self._scale_targets(y, self.targets_)
         )
         return self

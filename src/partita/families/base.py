@@ -81,16 +81,16 @@ class Family(Tree):
     is_full: ClassVar[bool] = False
 
     def __mul__(self, other: Self) -> Self:
-        return self._combined(operator.add, other, "multiply")
+        return self._combine(operator.add, other, "multiply")
 
     def __truediv__(self, other: Self) -> Self:
-        return self._combined(operator.sub, other, "divide")
+        return self._combine(operator.sub, other, "divide")
 
     def __pow__(self, power: float | Array) -> Self:
         scalar = power if isinstance(power, jax.Array) else np.asarray(power)
         return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self).project()
 
-    def _combined(self, operation: Callable[..., Any], other: Self, verb: str) -> Self:
+    def _combine(self, operation: Callable[..., Any], other: Self, verb: str) -> Self:
         if type(self) is not type(other):
             raise FamilyMismatch(f"cannot {verb} {type(self).__name__} and {type(other).__name__}")
         if not same_structure(self, other):
@@ -281,12 +281,12 @@ class Family(Tree):
 
     def marginals(self, T: np.ndarray) -> Marginals:
         """What is believed of the numbers Tθ, row by row of T, over all coordinates (or weights) in order."""
-        able = _overriding("marginals")
+        able = _overrides("marginals")
         raise self._lacks("marginals", "a density with known distributions of sums of its coordinates", able)
 
     def substituted(self, new: Substitution) -> tuple[Self, float]:
         """The same factor in other coordinates, and the logarithm of what it is larger by than the one returned."""
-        able = _overriding("substituted")
+        able = _overrides("substituted")
         raise self._lacks("substituted", "a density whose coordinates may be replaced by sums of others", able)
 
     def _lacks(self, asked_by: str, what: str, has: Callable[[type["Family"]], bool]) -> MissingCapability:
@@ -314,7 +314,7 @@ class Family(Tree):
 REGISTRY: dict[str, type[Family]] = {}
 
 
-def _overriding(method: str) -> Callable[[type[Family]], bool]:
+def _overrides(method: str) -> Callable[[type[Family]], bool]:
     """Whether a family has a method of its own."""
     return lambda family: getattr(family, method) is not getattr(Family, method)
 

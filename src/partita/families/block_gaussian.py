@@ -175,13 +175,13 @@ class BlockGaussian(AbstractGaussian):
         """m + Vx Δm/v and V + Vx xᵀV Δv/v², of which the blocks are kept."""
         (m, v), (tilted_m, tilted_v) = before, after
 
-        def moved(block: Gaussian, x: Array) -> Gaussian:
+        def move(block: Gaussian, x: Array) -> Gaussian:
             V = block.covariance
             along = V @ x
             spread = V + outer(along, along) * (tilted_v - v) / v**2
             return Gaussian.from_moments(block.location + along * (tilted_m - m) / v, spread)
 
-        return self._each(moved, x)
+        return self._each(move, x)
 
     def marginals(self, T: np.ndarray) -> Marginals:
         pieces = map(np.asarray, _split(T, self.sizes))

@@ -8,7 +8,8 @@ All but `is_inside` work on the host, in NumPy: they serve the ledger, not trace
 `is_surely_inside` take stacks of densities too, with a leading axis.
 """
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -116,10 +117,7 @@ def lower_bound(cones: Iterable[Cone]) -> Cone | None:
 
 def _lower_bound(first: Cone, second: Cone) -> Cone:
     """Elementwise the smaller; for matrices in the Loewner order."""
-    return Cone(
-        tuple(np.minimum(a, b) for a, b in zip(first.positive, second.positive, strict=True)),
-        tuple(_matrix_lower_bound(a, b) for a, b in zip(first.definite, second.definite, strict=True)),
-    )
+    return _combine(np.minimum, _matrix_lower_bound, first, second)
 
 
 def _matrix_lower_bound(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -132,25 +130,28 @@ def _matrix_lower_bound(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return (LU * np.minimum(D, 1.0)) @ LU.T
 
 
-def larger(first: Cone, second: Cone) -> Cone:
+def larger_floor(first: Cone, second: Cone) -> Cone:
     """Elementwise the larger of two floors."""
-    return Cone(
-        tuple(np.maximum(a, b) for a, b in zip(first.positive, second.positive, strict=True)),
-        tuple(np.maximum(a, b) for a, b in zip(first.definite, second.definite, strict=True)),
-    )
+    return _combine(np.maximum, np.maximum, first, second)
 
 
-def lowered(cone: Cone, floor: Cone) -> Cone:
+def subtract_floor(cone: Cone, floor: Cone) -> Cone:
     """`cone - floor`, for one density or a stack."""
-    return Cone(
-        tuple(a - least for a, least in zip(cone.positive, floor.positive, strict=True)),
-        tuple(a - least * np.eye(a.shape[-1]) for a, least in zip(cone.definite, floor.definite, strict=True)),
-    )
+    return _combine(operator.sub, lambda a, least: a - least * np.eye(a.shape[-1]), cone, floor)
 
 
-def shifted(cone: Cone, start: Cone, end: Cone) -> Cone:
+def shift_cone(cone: Cone, start: Cone, end: Cone) -> Cone:
     """`cone + (end - start)`: what becomes of a bound when what it bounds moves from start to end."""
+
+    def shift(bound: Any, a: Any, b: Any) -> Any:
+        return bound + (b - a)
+
+    return _combine(shift, shift, cone, start, end)
+
+
+def _combine(on_arrays: Callable[..., Any], on_matrices: Callable[..., Any], *cones: Cone) -> Cone:
+    """One function of all cones' positive arrays in turn, and another of their matrices."""
     return Cone(
-        tuple(c + (b - a) for c, a, b in zip(cone.positive, start.positive, end.positive, strict=True)),
-        tuple(c + (b - a) for c, a, b in zip(cone.definite, start.definite, end.definite, strict=True)),
+        tuple(on_arrays(*parts) for parts in zip(*(cone.positive for cone in cones), strict=True)),
+        tuple(on_matrices(*parts) for parts in zip(*(cone.definite for cone in cones), strict=True)),
     )

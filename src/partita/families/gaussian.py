@@ -43,7 +43,7 @@ class GaussianMean(Tree):
         return X @ self.location, jnp.sum((X @ self.covariance) * X, axis=-1)
 
     def place(self, points: Points) -> Points:
-        return _placed(self.location, self.covariance, points)
+        return _place(self.location, self.covariance, points)
 
 
 class Gaussian(AbstractGaussian):
@@ -131,7 +131,7 @@ class Gaussian(AbstractGaussian):
         return X @ self.location, jnp.sum(half**2, axis=0)
 
     def place(self, points: Points) -> Points:
-        return _placed(self.location, self.covariance, points)
+        return _place(self.location, self.covariance, points)
 
     def quadratic(self, gradient: Vector, hessian: Matrix) -> Self:
         return type(self)(gradient - hessian @ self.location, -0.5 * (hessian + hessian.T))
@@ -154,7 +154,7 @@ class Gaussian(AbstractGaussian):
         return self * type(self)((tilted_m / tilted_v - m / v) * x, precision * outer(x, x))
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        """Of T θ, row by row of T."""
+        """Marginals of T θ, row by row of T."""
         return Marginals.normal(T @ self.location, np.sqrt(np.sum((T @ self.covariance) * T, axis=1)))
 
     def substituted(self, new: Substitution) -> tuple[Self, float]:
@@ -186,5 +186,5 @@ class Gaussian(AbstractGaussian):
         return value, type(self)(gradient.location, 0.5 * (S + S.T))
 
 
-def _placed(location: Array, covariance: Array, points: Array) -> Array:
+def _place(location: Array, covariance: Array, points: Array) -> Array:
     return location + points @ jnp.linalg.cholesky(covariance).T

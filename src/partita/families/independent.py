@@ -82,7 +82,7 @@ class Independent(Family):
         return type(self)(jax.lax.map(lambda pair: pair[0].from_free(pair[1]), (self.each, free)))
 
     def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
-        """By the chain rule: the Fisher matrix of independent densities has blocks."""
+        """The chain rule applies, because the Fisher matrix of independent densities has blocks."""
         value, gradient = jax.value_and_grad(lambda each: function(type(self)(each)))(self.each)
         solved = jax.lax.map(lambda pair: pair[0].fisher_solve(pair[1]), (self.each, gradient))
         return value, type(self)(solved)

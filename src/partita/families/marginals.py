@@ -10,7 +10,7 @@ BISECTIONS = 70
 
 
 class Marginals(NamedTuple):
-    """Of each of several numbers a mixture of normals: shares [points], means and deviations [points, numbers].
+    """A mixture of normals for each of several numbers: shares [points], means and deviations [points, numbers].
 
     >>> both = Marginals(np.array([0.5, 0.5]), np.array([[-1.0], [1.0]]), np.array([[1.0], [1.0]]))
     >>> both.mean, both.deviation.round(4), both.quantile(0.5).round(4) + 0
@@ -43,7 +43,7 @@ class Marginals(NamedTuple):
         return 0.5 * (low + high)
 
     def interval(self, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """With as much on either side."""
+        """The interval of this level, with as much on either side."""
         return self.quantile(0.5 - level / 2), self.quantile(0.5 + level / 2)
 
     def scaled(self, unit: float) -> Self:

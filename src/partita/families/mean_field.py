@@ -201,7 +201,7 @@ class MeanField(Diagonal, AbstractGaussian):
     sample = in_own_precision(Diagonal.sample)
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        """Of T θ, row by row of T, over all coordinates in order."""
+        """Marginals of T θ, row by row of T, over all coordinates in order."""
         location, variance = (
             np.concatenate([np.ravel(a) for a in jax.tree.leaves(t)]) for t in (self.location, self.variance)
         )

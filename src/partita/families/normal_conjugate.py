@@ -19,7 +19,7 @@ from partita.foundation.runtime import Array, as_array, in_own_precision, is_tra
 from partita.foundation.shapes import Scalar
 
 
-def bordered(matrix: Array, border: Array, corner: Array) -> Array:
+def add_border(matrix: Array, border: Array, corner: Array) -> Array:
     """[[matrix, border], [borderᵀ, corner]], for one or a stack of them."""
     xp = jnp if is_traced((matrix, border, corner)) else np
     top = xp.concatenate([matrix, border[..., None]], axis=-1)
@@ -141,7 +141,7 @@ class NormalGamma(Family):
         return NormalGammaParams(m + spread.reshape(noise.shape) / jnp.sqrt(tau)[..., None], tau)
 
     def cone(self) -> Cone:
-        matrix = bordered(self.precision, self.precision_times_location, self.scatter)
+        matrix = add_border(self.precision, self.precision_times_location, self.scatter)
         return Cone(positive=(self.shape,), definite=(matrix,))
 
     @in_own_precision
@@ -269,7 +269,7 @@ class NormalWishart(Family):
         return NormalWishartParams(m + spread / jnp.sqrt(self.strength), CA @ jnp.swapaxes(CA, -1, -2))
 
     def cone(self) -> Cone:
-        matrix = bordered(self.scatter, self.strength_times_location, self.strength)
+        matrix = add_border(self.scatter, self.strength_times_location, self.strength)
         return Cone(positive=(2 * self.log_det_coefficient + 1,), definite=(matrix,))
 
     @in_own_precision

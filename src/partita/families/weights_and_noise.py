@@ -19,7 +19,7 @@ from partita.families.abstract_gaussian import LOG_2PI
 from partita.families.base import Family, Substitution, Tree, inner
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
-from partita.families.normal_conjugate import NormalGammaParams, bordered, from_lower_free, lower_free
+from partita.families.normal_conjugate import NormalGammaParams, add_border, from_lower_free, lower_free
 from partita.foundation.runtime import Array, as_array, in_own_precision, outer
 from partita.foundation.shapes import Scalar
 
@@ -50,7 +50,7 @@ class WeightsAndNoiseMean(Tree):
 
 
 class _Whitened(NamedTuple):
-    """In coordinates z = Uᵀ D^½ w, given τ: precision 1 + τλ, location (own + τλ fitted) / (1 + τλ), independent."""
+    """Weights as z = Uᵀ D^½ w, independent given τ: precision 1 + τλ, location (own + τλ fitted) / (1 + τλ)."""
 
     basis: Array  # D^-½ U
     eigenvalues: Array  # λ
@@ -95,7 +95,7 @@ class WeightsAndNoise(Family):
         floor = none + (FLOOR * noise_scale) ** 2
         return cls(none, floor, zeros, D, zeros, zeros[:, None] * zeros[None, :], float(noise_scale))
 
-    def _whitened(self) -> _Whitened:
+    def _whiten(self) -> _Whitened:
         half = 1 / jnp.sqrt(self.own_precision)
         eigenvalues, U = jnp.linalg.eigh(half[:, None] * self.precision * half[None, :])  # D^-½ P D^-½ = U λ Uᵀ
         basis = half[:, None] * U
@@ -148,7 +148,7 @@ class WeightsAndNoise(Family):
 
     @in_own_precision
     def mean(self) -> WeightsAndNoiseMean:
-        white = self._whitened()
+        white = self._whiten()
         u, share, _ = self._points(white)
         tau = jnp.exp(u)
         w = white.location(tau) @ white.basis.T
@@ -187,7 +187,7 @@ class WeightsAndNoise(Family):
     @in_own_precision
     def covariance(self) -> Array:
         """The covariance of the weights: that given τ, averaged, and that of the means given τ."""
-        white = self._whitened()
+        white = self._whiten()
         u, share, _ = self._points(white)
         w = white.location(jnp.exp(u)) @ white.basis.T
         apart = w - share @ w
@@ -198,7 +198,7 @@ class WeightsAndNoise(Family):
     @in_own_precision
     def noise_variance(self) -> Array:
         """E[σ²]."""
-        u, share, _ = self._points(self._whitened())
+        u, share, _ = self._points(self._whiten())
         return share @ jnp.exp(-u)
 
     @in_own_precision
@@ -209,17 +209,17 @@ class WeightsAndNoise(Family):
 
     @in_own_precision
     def expected_log_carrier(self) -> Array:
-        u, share, _ = self._points(self._whitened())
+        u, share, _ = self._points(self._whiten())
         return share @ (_log_prior(u, self.noise_scale) - u)
 
     def marginals(self, T: np.ndarray) -> Marginals:
-        """Of T w, row by row of T: normal given τ."""
-        share, means, variances = self._projected(np.asarray(T, self.dtype))
+        """Marginals of T w, row by row of T: normal given τ."""
+        share, means, variances = self._project_out(np.asarray(T, self.dtype))
         return Marginals(share, means, np.sqrt(variances))
 
     @in_own_precision
-    def _projected(self, T: Array) -> tuple[Array, Array, Array]:
-        white = self._whitened()
+    def _project_out(self, T: Array) -> tuple[Array, Array, Array]:
+        white = self._whiten()
         u, share, _ = self._points(white)
         TB = T @ white.basis
         tau = jnp.exp(u)
@@ -240,13 +240,13 @@ class WeightsAndNoise(Family):
 
     @in_own_precision
     def _noise(self) -> tuple[Array, Array]:
-        return self._points(self._whitened())[:2]
+        return self._points(self._whiten())[:2]
 
     @in_own_precision
     def sample(self, key: Array, shape: tuple[int, ...] = ()) -> NormalGammaParams:
         """log τ by the rule's cumulative shares, evenly within a step; the weights are normal, given τ."""
         first, second, third = jax.random.split(key, 3)
-        white = self._whitened()
+        white = self._whiten()
         u, share, _ = self._points(white)
         number = int(np.prod(shape))
         place = jax.random.choice(first, len(u), (number,), p=share)
@@ -282,7 +282,7 @@ class WeightsAndNoise(Family):
         return changed, float(constant)
 
     def cone(self) -> Cone:
-        matrix = bordered(self.precision, self.precision_times_location, self.scatter)
+        matrix = add_border(self.precision, self.precision_times_location, self.scatter)
         return Cone(
             (self.own_precision, self.log_coefficient + 0.5 * DEGREES),
             (matrix + SLACK * np.eye(matrix.shape[-1], dtype=matrix.dtype),),
@@ -320,7 +320,7 @@ def _log_prior(u: Array, scale: float) -> Array:
 
 @jax.custom_jvp
 def _log_partition(q: WeightsAndNoise) -> Array:
-    white = q._whitened()
+    white = q._whiten()
     d = len(q.own_precision)
     return q._points(white)[2] + 0.5 * (d * LOG_2PI - jnp.sum(jnp.log(q.own_precision)))
 

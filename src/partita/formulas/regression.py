@@ -14,7 +14,7 @@ from partita.designs.design import Counts, Design, Reading
 from partita.designs.responses import Sums
 from partita.designs.saving import unpack_stored
 from partita.errors import InputError, RunMismatch
-from partita.exchange import CHAINS, imported
+from partita.exchange import CHAINS, import_arviz
 from partita.families.marginals import Marginals
 from partita.formulas.agreement import check_unchanged
 from partita.formulas.prediction import expect_observations
@@ -184,7 +184,7 @@ class Regression:
         drawn = self._draw(number, key).coefficients
         names = [*self.design.names, *(["Intercept"] if self.design.intercept else [])]
         by_name = dict(zip(names, drawn.T.reshape(len(names), CHAINS, -1), strict=True))
-        return imported().from_dict(posterior=by_name)
+        return import_arviz().from_dict(posterior=by_name)
 
     def contributions(self) -> list[dict[str, Any]]:
         """Each site's rows, groups, rows left out, and how far the posterior would be without it, in nats."""

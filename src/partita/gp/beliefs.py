@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.foundation.runtime import Array, on_host, precision, ravel
+from partita.gp.shapes import Draws
 from partita.gp.sparse import SparseGP
 
 # Standard deviation of the prior of every log hyperparameter.
@@ -81,7 +82,7 @@ class Beliefs(NamedTuple):
 
         return self._replace(location={name: move(name, at) for name, at in self.location.items()})
 
-    def share_among_outputs(self, noise: Array) -> Array:
+    def share_among_outputs(self, noise: Draws) -> Draws:
         """Draws [number, hyperparameters] where what each output has of its own is drawn once for all of them.
 
         No term of the free energy knows those of two outputs, so expectations stay; equal columns learn equal things.
@@ -100,7 +101,7 @@ class Beliefs(NamedTuple):
         """
         with precision(np.float64):
             (mean, unravel), (spread, _) = ravel(self.location), ravel(self.scale)
-            noise = mirrored_normals(jax.random.key(seed), samples, len(mean))
+            noise = on_host(mirrored_normals(jax.random.key(seed), samples, len(mean)))
             logs = mean + spread * (self.share_among_outputs(noise) if by_output else noise)
             drawn: dict[str, np.ndarray] = on_host(exponentials(jax.vmap(unravel)(logs)))
             return drawn
@@ -110,7 +111,7 @@ def exponentials(logs: Any) -> Any:
     return jax.tree.map(jnp.exp, logs)
 
 
-def mirrored_normals(key: Array, samples: int, size: int) -> Array:
-    """Standard normal draws [samples, size], each followed by its negative."""
+def mirrored_normals(key: Array, samples: int, size: int) -> Draws:
+    """Standard normal draws, each followed by its negative."""
     half = jax.random.normal(key, ((samples + 1) // 2, size), jnp.float64)
     return jnp.stack([half, -half], axis=1).reshape(-1, size)[:samples]

@@ -16,7 +16,9 @@ from partita.families import Family
 from partita.families.gaussian import Gaussian
 from partita.families.independent import Independent
 from partita.foundation.plain import Row
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import on_host, precision
+from partita.foundation.shapes import Scalar
+from partita.gp.shapes import OutputByPlace, Squares
 from partita.gp.sparse import Factor, SparseGP, Whitened
 from partita.gp.whitened import for_each
 from partita.models import Hyper
@@ -106,7 +108,7 @@ def measure_change(before: "Stream", after: "Stream", whitened: Whitened) -> flo
 
 
 @eqx.filter_jit
-def look_back(gp: SparseGP, params: Any, old: Factor, new: Factor, jitter: Array) -> tuple[Array, Array]:
+def look_back(gp: SparseGP, params: Any, old: Factor, new: Factor, jitter: Scalar) -> tuple[OutputByPlace, Squares]:
     """Mean and covariance, for each output, of v = L⁻¹ f(new points) as the old factor has it."""
     L = gp.cholesky(params, new.points, new.present, jitter)
     q = gp.posterior(params, old, jitter)

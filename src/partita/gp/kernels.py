@@ -13,12 +13,14 @@ import numpy as np
 from partita.errors import InputError
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array
+from partita.foundation.shapes import Inputs, PerRow
+from partita.gp.shapes import Places, RowByPlace, RowByRow, Values
 
 Params = Mapping[str, Array]
 
 # Keeps the derivative of a distance finite where it is zero.
 TINY = 1e-36
-# Of a kernel that a file describes.
+# The most parts of a kernel that is read from a file.
 MOST_PARTS = 100
 
 
@@ -31,25 +33,25 @@ class Kernel:
         """Starting values of all parameters, for inputs with so many features."""
 
     @abstractmethod
-    def cross(self, params: Params, X: Array, Z: Array) -> Array:
+    def cross(self, params: Params, X: Inputs, Z: Places) -> RowByPlace:
         """k between every row of X and every row of Z, as different inputs, even where they are equal."""
 
     @abstractmethod
-    def diagonal(self, params: Params, X: Array) -> Array:
+    def diagonal(self, params: Params, X: Inputs) -> PerRow:
         """k(x, x) of each row."""
 
     def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
-        """By what each parameter grows where inputs, one number per feature, and targets grow by so much.
+        """The factor by which each parameter grows where inputs, one number per feature, and targets grow by these.
 
         Parameters that are not named here have no units.
         """
         return {}
 
-    def gram(self, params: Params, Z: Array) -> Array:
+    def gram(self, params: Params, Z: Inputs) -> RowByRow:
         """k between all rows, each of which is itself."""
         return jnp.where(jnp.eye(len(Z), dtype=bool), self.diagonal(params, Z), self.cross(params, Z, Z))
 
-    def between(self, params: Params, X: Array, Z: Array) -> Array:
+    def between(self, params: Params, X: Inputs, Z: Places) -> RowByPlace:
         """k between every row of X and every row of Z, where rows that are equal are the same input."""
         own = self.diagonal(params, Z) - jax.vmap(lambda z: self.cross(params, z[None], z[None])[0, 0])(Z)
         return self.cross(params, X, Z) + own * jnp.all(X[:, None] == Z, axis=-1)
@@ -93,39 +95,39 @@ class Stationary(Kernel):
         many = self.ard or np.ndim(self.lengthscale)  # type: ignore[arg-type]
         return {"variance": targets**2, "lengthscale": inputs if many else np.exp(np.mean(np.log(inputs)))}
 
-    def cross(self, params: Params, X: Array, Z: Array) -> Array:
+    def cross(self, params: Params, X: Inputs, Z: Places) -> RowByPlace:
         # Differences do not depend on the origin, but rounding does.
         origin = jax.lax.stop_gradient(jnp.mean(Z, axis=0))
         X, Z = (X - origin) / params["lengthscale"], (Z - origin) / params["lengthscale"]
         square = jnp.sum(X**2, axis=1)[:, None] + jnp.sum(Z**2, axis=1) - 2 * X @ Z.T
         return params["variance"] * self.shape(jnp.maximum(square, 0))
 
-    def diagonal(self, params: Params, X: Array) -> Array:
+    def diagonal(self, params: Params, X: Inputs) -> PerRow:
         return jnp.broadcast_to(params["variance"], X.shape[:1])
 
     @abstractmethod
-    def shape(self, square: Array) -> Array:
-        """Of the squared distance; 1 at 0."""
+    def shape(self, square: RowByPlace) -> RowByPlace:
+        """The correlation at a squared distance; 1 at 0."""
 
 
 class SquaredExponential(Stationary):
     """exp(-r² / 2): infinitely smooth."""
 
-    def shape(self, square: Array) -> Array:
+    def shape(self, square: RowByPlace) -> RowByPlace:
         return jnp.exp(-0.5 * square)
 
 
 class Matern12(Stationary):
     """exp(-r): continuous, nowhere smooth."""
 
-    def shape(self, square: Array) -> Array:
+    def shape(self, square: RowByPlace) -> RowByPlace:
         return jnp.exp(-jnp.sqrt(square + TINY))
 
 
 class Matern32(Stationary):
     """Once differentiable."""
 
-    def shape(self, square: Array) -> Array:
+    def shape(self, square: RowByPlace) -> RowByPlace:
         r = jnp.sqrt(3 * square + TINY)
         return (1 + r) * jnp.exp(-r)
 
@@ -133,7 +135,7 @@ class Matern32(Stationary):
 class Matern52(Stationary):
     """Twice differentiable."""
 
-    def shape(self, square: Array) -> Array:
+    def shape(self, square: RowByPlace) -> RowByPlace:
         r = jnp.sqrt(5 * square + TINY)
         return (1 + r + r**2 / 3) * jnp.exp(-r)
 
@@ -153,10 +155,10 @@ class White(Kernel):
     def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
         return {"variance": targets**2}
 
-    def cross(self, params: Params, X: Array, Z: Array) -> Array:
+    def cross(self, params: Params, X: Inputs, Z: Places) -> RowByPlace:
         return jnp.zeros((len(X), len(Z)), X.dtype)
 
-    def diagonal(self, params: Params, X: Array) -> Array:
+    def diagonal(self, params: Params, X: Inputs) -> PerRow:
         return jnp.broadcast_to(params["variance"], X.shape[:1])
 
 
@@ -173,48 +175,45 @@ class Pair(Kernel):
                 raise InputError(f"kernel: expected a kernel, got {part!r}")
 
     def initial(self, features: int) -> dict[str, np.ndarray]:
-        return _joined(self.first.initial(features), self.second.initial(features))
+        return join_params(first=self.first.initial(features), second=self.second.initial(features))
 
-    def cross(self, params: Params, X: Array, Z: Array) -> Array:
-        first, second = _sides(params)
-        return self.combined(self.first.cross(first, X, Z), self.second.cross(second, X, Z))
+    def cross(self, params: Params, X: Inputs, Z: Places) -> RowByPlace:
+        first, second = select_params(params, "first"), select_params(params, "second")
+        return self.combine(self.first.cross(first, X, Z), self.second.cross(second, X, Z))
 
-    def diagonal(self, params: Params, X: Array) -> Array:
-        first, second = _sides(params)
-        return self.combined(self.first.diagonal(first, X), self.second.diagonal(second, X))
+    def diagonal(self, params: Params, X: Inputs) -> PerRow:
+        first, second = select_params(params, "first"), select_params(params, "second")
+        return self.combine(self.first.diagonal(first, X), self.second.diagonal(second, X))
 
     @abstractmethod
-    def combined(self, first: Array, second: Array) -> Array: ...
+    def combine(self, first: Values, second: Values) -> Values: ...
 
 
 class Sum(Pair):
     def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
-        return _joined(self.first.in_units(inputs, targets), self.second.in_units(inputs, targets))
+        return join_params(first=self.first.in_units(inputs, targets), second=self.second.in_units(inputs, targets))
 
-    def combined(self, first: Array, second: Array) -> Array:
+    def combine(self, first: Values, second: Values) -> Values:
         return first + second
 
 
 class Product(Pair):
     def in_units(self, inputs: np.ndarray, targets: float) -> dict[str, Any]:
         half = math.sqrt(targets)
-        return _joined(self.first.in_units(inputs, half), self.second.in_units(inputs, half))
+        return join_params(first=self.first.in_units(inputs, half), second=self.second.in_units(inputs, half))
 
-    def combined(self, first: Array, second: Array) -> Array:
+    def combine(self, first: Values, second: Values) -> Values:
         return first * second
 
 
-def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    sides = {"first": first, "second": second}
-    return {f"{side}.{name}": value for side, part in sides.items() for name, value in part.items()}
+def join_params(**parts: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of several parts in one dictionary, told apart by "part." before their names."""
+    return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
 
-def _sides(params: Params) -> tuple[Params, Params]:
-    first, second = (
-        {name.removeprefix(f"{side}."): value for name, value in params.items() if name.startswith(f"{side}.")}
-        for side in ("first", "second")
-    )
-    return first, second
+def select_params(params: Params, part: str) -> dict[str, Any]:
+    """The parameters of one part, by their own names."""
+    return {name.removeprefix(f"{part}."): value for name, value in params.items() if name.startswith(f"{part}.")}
 
 
 KERNELS: dict[str, type[Kernel]] = {
@@ -234,18 +233,18 @@ def to_settings(kernel: Kernel) -> dict[str, Any]:
 def from_settings(settings: dict[str, Any]) -> Kernel:
     """The inverse of `to_settings`; a kernel of very many parts, which nobody could compile, is refused."""
     if _count(settings) > MOST_PARTS:
-        raise InputError(f"kernel: has more than {MOST_PARTS} parts")
-    return _built(settings)
+        raise InputError(f"kernel: the file describes one of more than {MOST_PARTS} parts, which could not be compiled")
+    return _build(settings)
 
 
 def _count(settings: Any) -> int:
     return 1 + sum(map(_count, settings.values())) if isinstance(settings, dict) else 0
 
 
-def _built(settings: dict[str, Any]) -> Kernel:
+def _build(settings: dict[str, Any]) -> Kernel:
     name = settings.get("kernel")
     if not isinstance(name, str) or name not in KERNELS:
         raise InputError(f"kernel: {name!r} is not known: use one of {', '.join(KERNELS)}")
     values = {key: value for key, value in settings.items() if key != "kernel"}
-    parts = {key: _built(value) if isinstance(value, dict) else value for key, value in values.items()}
+    parts = {key: _build(value) if isinstance(value, dict) else value for key, value in values.items()}
     return KERNELS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in parts.items()})

@@ -12,12 +12,14 @@ import optax
 from partita.families.mean_field import MeanField, MeanFieldMoments
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive
 from partita.foundation.runtime import Array, ravel
+from partita.foundation.shapes import Scalar
 from partita.gp.beliefs import Beliefs, exponentials
-from partita.gp.sparse import Factor, Sites, SparseGP, Step
+from partita.gp.shapes import Draws, Logs, PerPlace, Places, StepDraws
+from partita.gp.sparse import Factor, SparseGP, Step, Terms
 from partita.gp.whitened import for_each
 
-# Steps in which sites of a likelihood that is not Gaussian settle, after the hyperparameters have been learnt.
-SITE_STEPS = 40
+# Steps in which terms of a likelihood that is not Gaussian settle, after the hyperparameters have been learnt.
+TERM_STEPS = 40
 KNOWN = {
     "hyperparameters": ("variational", "ml", "fixed"),
     "pseudo_points": ("private", "shared"),
@@ -86,7 +88,7 @@ class Given(NamedTuple):
     start: Beliefs  # where the search begins
     before: Beliefs  # what was believed before the batch
     first: Beliefs  # the prior of the kernel's hyperparameters, and what is believed by now of the likelihood's
-    stale: Array
+    stale: Scalar
 
 
 class Free(NamedTuple):
@@ -103,7 +105,7 @@ class Learnt(NamedTuple):
     hyper: Beliefs
     factor: Factor
     own: Factor
-    log_evidence: Array
+    log_evidence: Scalar
 
 
 @dataclass(frozen=True)
@@ -113,33 +115,33 @@ class Objective:
     gp: SparseGP
     learning: Learning
     step: Step
-    stale: Array
-    unravel: Callable[[Array], Any]
+    stale: Scalar
+    unravel: Callable[[Logs], Any]
     # Where the search begins; what is not searched stays there.
     begin: Free
     # The prior of the log hyperparameters, where they have a distribution.
     remembered: MeanField
 
-    def bound(self, logs: Array, points: Array, sites: Sites) -> tuple[Array, Sites]:
-        return self.gp.free_energy(exponentials(self.unravel(logs)), self.step._replace(points=points), sites)
+    def bound(self, logs: Logs, points: Places, terms: Terms) -> tuple[Scalar, Terms]:
+        return self.gp.free_energy(exponentials(self.unravel(logs)), self.step._replace(points=points), terms)
 
-    def old_evidence(self, logs: Array) -> Array:
+    def old_evidence(self, logs: Logs) -> Scalar:
         return self.gp.old_evidence(exponentials(self.unravel(logs)), self.step.old, self.step.jitter)
 
-    def settle(self, logs: Array, points: Array, state: tuple[Sites, Array]) -> Any:
-        """One step of the sites of a likelihood that is not Gaussian."""
+    def settle(self, logs: Logs, points: Places, state: tuple[Terms, Array]) -> Any:
+        """One step of the terms of a likelihood that is not Gaussian."""
         logs, points = jax.lax.stop_gradient((logs, points))
-        return self.gp.improve_sites(*state, lambda sites: self.bound(logs, points, sites))
+        return self.gp.improve_terms(*state, lambda terms: self.bound(logs, points, terms))
 
     def complete(self, moved: Free) -> Free:
         return Free(*(fixed if part is None else part for part, fixed in zip(moved, self.begin, strict=True)))
 
-    def loss(self, moved: Free, states: Any, noise: Array) -> tuple[Array, tuple[Any, Array]]:
-        """The negative free energy, averaged over draws of the hyperparameters; and sites and energies beside it."""
+    def loss(self, moved: Free, states: Any, noise: Draws) -> tuple[Scalar, tuple[Any, Scalar]]:
+        """The negative free energy, averaged over draws of the hyperparameters; and terms and energies beside it."""
         free, variational = self.complete(moved), self.learning.is_variational
         logs = free.location + jnp.exp(free.log_scale) * noise if variational else free.location[None]
 
-        def one(pair: Any) -> tuple[Array, Array, Any]:
+        def one(pair: Any) -> tuple[Scalar, Scalar, Any]:
             logs, state = pair
             if not self.gp.likelihood.exact:
                 state = self.settle(logs, free.points, state)
@@ -151,8 +153,8 @@ class Objective:
         cost = divergence(free, self.remembered) if variational else 0.0
         return cost - jnp.mean(each), (states, jnp.mean(totals))
 
-    def search(self, states: Any, movable: Array, noise: Array) -> tuple[Free, Any, Array | None]:
-        """Where Adam ends, with the sites there, and the free energy of every step, if there are any."""
+    def search(self, states: Any, movable: PerPlace, noise: StepDraws) -> tuple[Free, Any, Array | None]:
+        """Where Adam ends, with the terms there, and the free energy of every step, if there are any."""
         moving = (
             self.learning.hyperparameters != "fixed",
             self.learning.is_variational,
@@ -176,15 +178,15 @@ class Objective:
         return self.complete(free), states, totals
 
 
-def divergence(free: Free, other: MeanField) -> Array:
+def divergence(free: Free, other: MeanField) -> Scalar:
     return MeanFieldMoments(free.location, free.log_scale).kl(other)
 
 
 @eqx.filter_jit
-def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: Array, noise: Array) -> Learnt:
+def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: PerPlace, noise: StepDraws) -> Learnt:
     """Hyperparameters and points that raise the free energy of a batch, then its factor.
 
-    `noise`, [steps, samples, hyperparameters], makes draws of the hyperparameters.
+    `noise` makes draws of the hyperparameters, some for every step.
     """
     variational = learning.is_variational
     draws = learning.samples if variational else 1
@@ -192,8 +194,8 @@ def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: A
     first = MeanField.from_moments(ravel(given.first.location)[0], ravel(given.first.scale)[0])
     stale = given.stale
     remembered = MeanField.from_moments(mean, spread) ** (1 - stale) * first**stale if variational else first
-    sites = (gp.first_sites(step.batch), jnp.ones((), step.batch.y.dtype))
-    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), sites)
+    terms = (gp.first_terms(step.batch), jnp.ones((), step.batch.y.dtype))
+    states = jax.tree.map(lambda a: jnp.broadcast_to(a, (draws, *a.shape)), terms)
     old = Free(mean, jnp.log(spread) if variational else spread, step.points)
     at, width = (ravel(part)[0] for part in given.start)
     begin = Free(at, jnp.log(width) if variational else width, step.points)
@@ -202,7 +204,7 @@ def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: A
     last = jax.tree.map(lambda a: a[0], states)
     if not gp.likelihood.exact:
         settle = objective.settle
-        last = jax.lax.fori_loop(0, SITE_STEPS, lambda _, state: settle(free.location, free.points, state), last)
+        last = jax.lax.fori_loop(0, TERM_STEPS, lambda _, state: settle(free.location, free.points, state), last)
     total, target = objective.bound(free.location, free.points, last[0])
     scale = jnp.exp(free.log_scale) if variational else spread
     new = Beliefs(unravel(free.location), unravel(scale))
@@ -210,7 +212,7 @@ def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: A
         exponentials(new.location), step._replace(points=free.points), target if gp.likelihood.exact else last[0]
     )
     if variational and totals is not None:
-        # At rates near zero: draws of what is believed in the end, from the last steps.
+        # The last steps, at rates near zero, have drawn from what is believed in the end.
         drawn = mean + spread * noise[-max(1, learning.steps // 4) :, 0]
         gained = jnp.mean(totals[-len(drawn) :]) - jnp.mean(jax.lax.map(objective.old_evidence, drawn))
         gained += divergence(old, first) - divergence(free, first)

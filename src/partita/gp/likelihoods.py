@@ -1,4 +1,4 @@
-"""p(y | f) of one latent value, with what a sparse GP needs of it: E[log p] under a Gaussian, and sites for it."""
+"""p(y | f) of one latent value, and what a sparse GP needs of it: E[log p], and a Gaussian term in its place."""
 
 import math
 from abc import abstractmethod
@@ -15,6 +15,8 @@ from partita.expectations import hermite
 from partita.foundation import fields as checks
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array
+from partita.foundation.shapes import Scalar
+from partita.gp.shapes import Values
 
 LOG_2PI = math.log(2 * math.pi)
 POINTS = 40
@@ -36,7 +38,7 @@ class Likelihood:
         return {field.name: np.asarray(getattr(self, field.name), float) for field in fields(self)}
 
     def in_units(self, targets: Any) -> dict[str, Any]:
-        """By what each parameter grows where targets grow by so much; those that are not named have no units."""
+        """The factor by which each parameter grows where targets grow by this; others have no units."""
         return {}
 
     def __post_init__(self) -> None:
@@ -48,30 +50,31 @@ class Likelihood:
         return bool(self.in_units(1.0))
 
     @abstractmethod
-    def log_prob(self, params: Params, f: Array, y: Array) -> Array: ...
+    def log_prob(self, params: Params, f: Values, y: Values) -> Values: ...
 
     def check(self, y: np.ndarray) -> None:
         """Whether there can be such targets."""
 
-    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+    def expected(self, params: Params, m: Values, v: Values, y: Values) -> Values:
         """E[log p(y | f)], f ~ N(m, v)."""
         nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
         f = m[..., None] + jnp.sqrt(v)[..., None] * nodes
         return self.log_prob(params, f, y[..., None]) @ weights
 
-    def sites(self, params: Params, m: Array, v: Array, y: Array) -> tuple[Array, Array]:
-        """Of the Gaussian exp(g f - h f² / 2) that stands for p(y | f) around N(m, v): its gradient in the mean
-        parameters. Curvature that is not positive is left out.
+    def gaussian_terms(self, params: Params, m: Values, v: Values, y: Values) -> tuple[Values, Values]:
+        """g and h of the Gaussian term exp(g f - h f² / 2) that stands for p(y | f) around N(m, v).
+
+        They are the gradient of E[log p] in the mean parameters. Curvature that is not positive is left out.
         """
 
-        def total(m: Array, v: Array) -> Array:
+        def total(m: Values, v: Values) -> Scalar:
             return jnp.sum(self.expected(params, m, v, y))
 
         by_mean, by_variance = jax.grad(total, argnums=(0, 1))(m, v)
         h = jnp.maximum(-2 * by_variance, 1e-10)
         return by_mean + h * m, h
 
-    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+    def response(self, params: Params, m: Values, v: Values) -> tuple[Values, Values]:
         """Mean and variance of y, given f ~ N(m, v)."""
         nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(POINTS))
         mean, variance = self.moments(params, m[..., None] + jnp.sqrt(v)[..., None] * nodes)
@@ -79,7 +82,7 @@ class Likelihood:
         return first, (variance + mean**2) @ weights - first**2
 
     @abstractmethod
-    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+    def moments(self, params: Params, f: Values) -> tuple[Values, Values]:
         """Mean and variance of y, given f."""
 
     @abstractmethod
@@ -98,20 +101,20 @@ class Normal(Likelihood):
     def in_units(self, targets: Any) -> dict[str, Any]:
         return {"noise": targets}
 
-    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+    def log_prob(self, params: Params, f: Values, y: Values) -> Values:
         return -0.5 * ((y - f) / params["noise"]) ** 2 - jnp.log(params["noise"]) - 0.5 * LOG_2PI
 
-    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+    def expected(self, params: Params, m: Values, v: Values, y: Values) -> Values:
         return self.log_prob(params, m, y) - 0.5 * v / params["noise"] ** 2
 
-    def sites(self, params: Params, m: Array, v: Array, y: Array) -> tuple[Array, Array]:
+    def gaussian_terms(self, params: Params, m: Values, v: Values, y: Values) -> tuple[Values, Values]:
         h = jnp.broadcast_to(1 / params["noise"] ** 2, y.shape)
         return y * h, h
 
-    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+    def response(self, params: Params, m: Values, v: Values) -> tuple[Values, Values]:
         return m, v + params["noise"] ** 2
 
-    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+    def moments(self, params: Params, f: Values) -> tuple[Values, Values]:
         return f, jnp.broadcast_to(params["noise"] ** 2, f.shape)
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -128,7 +131,7 @@ class Bernoulli(Likelihood):
         if not np.all((y == 0) | (y == 1)):
             raise InputError("y: expected labels 0 and 1")
 
-    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+    def moments(self, params: Params, f: Values) -> tuple[Values, Values]:
         p = jnp.exp(self.log_prob(params, f, jnp.ones_like(f)))
         return p, p * (1 - p)
 
@@ -139,14 +142,14 @@ class Bernoulli(Likelihood):
 class Probit(Bernoulli):
     """p(y = 1 | f) = Φ(f)."""
 
-    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+    def log_prob(self, params: Params, f: Values, y: Values) -> Values:
         return jax.scipy.special.log_ndtr((2 * y - 1) * f)
 
 
 class Logit(Bernoulli):
     """p(y = 1 | f) = 1 / (1 + exp(-f))."""
 
-    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+    def log_prob(self, params: Params, f: Values, y: Values) -> Values:
         return y * f - jax.nn.softplus(f)
 
 
@@ -158,17 +161,17 @@ class Poisson(Likelihood):
         if not np.all((y >= 0) & (y == np.floor(y))):
             raise InputError("y: expected counts: whole numbers of at least 0")
 
-    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+    def log_prob(self, params: Params, f: Values, y: Values) -> Values:
         return y * f - jnp.exp(f) - jax.lax.lgamma(y + 1)
 
-    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+    def expected(self, params: Params, m: Values, v: Values, y: Values) -> Values:
         return y * m - jnp.exp(m + 0.5 * v) - jax.lax.lgamma(y + 1)
 
-    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+    def response(self, params: Params, m: Values, v: Values) -> tuple[Values, Values]:
         rate = jnp.exp(m + 0.5 * v)
         return rate, rate + rate**2 * jnp.expm1(v)
 
-    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+    def moments(self, params: Params, f: Values) -> tuple[Values, Values]:
         return jnp.exp(f), jnp.exp(f)
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -194,21 +197,23 @@ class StudentT(Likelihood):
     def in_units(self, targets: Any) -> dict[str, Any]:
         return {"noise": targets}
 
-    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+    def log_prob(self, params: Params, f: Values, y: Values) -> Values:
         nu, scale = self.freedom, params["noise"]
         constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - 0.5 * math.log(nu * math.pi) - jnp.log(scale)
         return constant - (nu + 1) / 2 * jnp.log1p(((y - f) / scale) ** 2 / nu)
 
-    def sites(self, params: Params, m: Array, v: Array, y: Array) -> tuple[Array, Array]:
-        """Where the curvature is not positive, that of a bound: the noise as a mixture of normal ones, each row's with
-        the precision that is expected of it (Tipping and Lawrence, 2005).
+    def gaussian_terms(self, params: Params, m: Values, v: Values, y: Values) -> tuple[Values, Values]:
+        """The same, with the curvature of a bound where its own is not positive.
+
+        The bound takes the noise for a mixture of normal ones, each row's with the precision that is expected of it
+        (Tipping and Lawrence, 2005).
         """
-        g, h = super().sites(params, m, v, y)
+        g, h = super().gaussian_terms(params, m, v, y)
         bound = (self.freedom + 1) / (self.freedom * params["noise"] ** 2 + (y - m) ** 2 + v)
         positive = jnp.where(h > 0.1 * bound, h, bound)
         return g + (positive - h) * m, positive
 
-    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+    def moments(self, params: Params, f: Values) -> tuple[Values, Values]:
         return f, jnp.broadcast_to(params["noise"] ** 2 * self.freedom / (self.freedom - 2), f.shape)
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -221,16 +226,16 @@ class Volatility(Likelihood):
 
     noise: float = 1.0
 
-    def log_prob(self, params: Params, f: Array, y: Array) -> Array:
+    def log_prob(self, params: Params, f: Values, y: Values) -> Values:
         return -0.5 * ((y / params["noise"]) ** 2 * jnp.exp(-f) + f + LOG_2PI) - jnp.log(params["noise"])
 
-    def expected(self, params: Params, m: Array, v: Array, y: Array) -> Array:
+    def expected(self, params: Params, m: Values, v: Values, y: Values) -> Values:
         return self.log_prob(params, m, y) - 0.5 * (y / params["noise"]) ** 2 * jnp.exp(-m) * jnp.expm1(0.5 * v)
 
-    def response(self, params: Params, m: Array, v: Array) -> tuple[Array, Array]:
+    def response(self, params: Params, m: Values, v: Values) -> tuple[Values, Values]:
         return jnp.zeros_like(m), params["noise"] ** 2 * jnp.exp(m + 0.5 * v)
 
-    def moments(self, params: Params, f: Array) -> tuple[Array, Array]:
+    def moments(self, params: Params, f: Values) -> tuple[Values, Values]:
         return jnp.zeros_like(f), params["noise"] ** 2 * jnp.exp(f)
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -247,8 +252,8 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 }
 
 
-def named(likelihood: Any) -> Likelihood:
-    """From a name, or a likelihood itself."""
+def find_likelihood(likelihood: Any) -> Likelihood:
+    """The likelihood of a name; a likelihood is returned as it is."""
     if isinstance(likelihood, Likelihood):
         return likelihood
     if likelihood not in LIKELIHOODS:

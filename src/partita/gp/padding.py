@@ -20,7 +20,7 @@ def capacity_for(points: int, limit: int | None) -> int:
 
 
 def empty_factor(capacity: int, features: int, outputs: int) -> Factor:
-    """One that says nothing, with room for points."""
+    """A factor that says nothing, with room for points."""
     return Factor(
         np.zeros((capacity, features)),
         np.zeros(capacity),
@@ -41,7 +41,7 @@ def enlarge(factor: Factor, capacity: int) -> Factor:
 
 
 def divide(factor: Factor, part: Factor) -> Factor:
-    """Without one of its parts."""
+    """A factor without one of its parts."""
     own = enlarge(part, len(factor.present))
     return factor._replace(shift=factor.shift - own.shift, precision=factor.precision - own.precision)
 

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.foundation.runtime import Array, on_host
+from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.gp.kernels import Params
 from partita.gp.learning import Learning
 from partita.gp.padding import capacity_for, enlarge
+from partita.gp.shapes import Chosen, PerChosen, PerPlace, Places
 from partita.gp.sparse import Batch, Factor, SparseGP, Step
 
 # The largest jitter, relative to the mean of the diagonal, before giving up.
@@ -92,8 +94,15 @@ class Placement(NamedTuple):
 
 @eqx.filter_jit
 def pick_rows(
-    gp: SparseGP, params: Params, points: Array, present: Array, X: Array, allowed: Array, jitter: Array, count: int
-) -> tuple[Array, Array]:
+    gp: SparseGP,
+    params: Params,
+    points: Places,
+    present: PerPlace,
+    X: Inputs,
+    allowed: PerRow,
+    jitter: Scalar,
+    count: int,
+) -> tuple[Chosen, PerChosen]:
     """Rows of X, each the one that all points so far determine least; and how little they did, as a variance.
 
     The pivots of a Cholesky factorisation (Fine and Scheinberg, 2001).

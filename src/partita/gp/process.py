@@ -15,15 +15,17 @@ from partita.families import Family
 from partita.families.gaussian import Gaussian
 from partita.foundation.checks import check_not_negative
 from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.shapes import Inputs, PerRow, Scalar, Vector
 from partita.gp.kernels import Kernel
-from partita.gp.likelihoods import Likelihood, named
+from partita.gp.likelihoods import Likelihood, find_likelihood
+from partita.gp.shapes import Places, RowByPlace
 from partita.gp.sparse import SparseGP
 from partita.gp.stream import JITTER
 from partita.models import AbstractModel, Hyper
 from partita.models.base import Rows
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
-# Of the quadrature over what the points leave open, which is narrower than the prior.
+# Points of the quadrature over what pseudo-points leave open: fewer than for a prior, because that is narrower.
 POINTS = 20
 
 
@@ -46,7 +48,7 @@ class SparseProcess(AbstractModel):
 
     points: np.ndarray = eqx.field(converter=lambda points: as_numbers(None, "points", points, np.dtype(np.float64)))
     kernel: Kernel = eqx.field(static=True)
-    likelihood: Likelihood = eqx.field(static=True, converter=named)
+    likelihood: Likelihood = eqx.field(static=True, converter=find_likelihood)
     power: float = eqx.field(static=True, default=0.0)
 
     projected: ClassVar[bool] = True
@@ -80,13 +82,13 @@ class SparseProcess(AbstractModel):
         return Gaussian(jnp.zeros(size, self.dtype), jnp.eye(size, dtype=self.dtype))
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From `(X, y)` or `(X, y, weights)`: rows of v, and y beside s."""
+        """Check `(X, y)` or `(X, y, weights)`, and keep rows of v, and y beside s."""
         if not isinstance(raw, tuple | list) or len(raw) not in (2, 3):
             raise ShardError(site, "shard", "expected (X, y) or (X, y, weights)")
         y = as_numbers(site, "y", raw[1], self.dtype)
         if y.ndim != 1:
             raise ShardError(site, "y", f"expected one target per row, got shape {y.shape}")
-        V, left = self.seen(raw[0], site)
+        V, left = self.project_rows(raw[0], site)
         check_rows(site, {"X": V, "y": y})
         try:
             self.likelihood.check(y)
@@ -95,7 +97,7 @@ class SparseProcess(AbstractModel):
         weights = check_weights(site, raw[2] if len(raw) == 3 else None, len(y), self.dtype)
         return make_shard(Rows(V, np.column_stack([y, left])), weights)
 
-    def seen(self, X: Any, site: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def project_rows(self, X: Any, site: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """v and s of every row: what it sees of θ, and the variance of f(x) that θ leaves."""
         rows = as_numbers(site, "X", X, self.dtype)
         features = self.points.shape[1]
@@ -103,19 +105,19 @@ class SparseProcess(AbstractModel):
             raise ShardError(site, "X", f"expected {features} features per row, got shape {rows.shape}")
         check_rows(site, {"X": rows})
         with precision(self.dtype):
-            V, left = on_host(_seen(SparseGP(self.kernel, self.likelihood), self.points, rows))
+            V, left = on_host(_project_rows(SparseGP(self.kernel, self.likelihood), self.points, rows))
         if not np.all(np.isfinite(V)):
             raise InputError("points: their covariance cannot be factorised: some are almost the same")
         return V, left
 
     def latent(self, posterior: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f(x) for every row."""
-        V, left = self.seen(X)
+        V, left = self.project_rows(X)
         with precision(self.dtype):
             m, v = on_host(posterior.moments_along(V))
         return m, v + left
 
-    def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Array:
+    def pointwise(self, f: Scalar, y: Array, hyper: Hyper) -> Scalar:
         target, left = y
         if self.power == 0:
             return self.likelihood.expected(hyper, f, left, target)
@@ -125,22 +127,22 @@ class SparseProcess(AbstractModel):
             return self.likelihood.log_prob({"noise": jnp.sqrt(wider)}, f, target) - 0.5 * lost
         nodes, weights = (jnp.asarray(a, f.dtype) for a in hermite(POINTS))
         values = self.likelihood.log_prob(hyper, f + jnp.sqrt(left) * nodes, target)
-        averaged: Array = jax.nn.logsumexp(self.power * values, b=weights) / self.power
+        averaged: Scalar = jax.nn.logsumexp(self.power * values, b=weights) / self.power
         return averaged
 
-    def log_prob(self, params: Array, data: Rows, hyper: Hyper) -> Array:
-        each: Array = jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(data.X @ params, data.y)
+    def log_prob(self, params: Vector, data: Rows, hyper: Hyper) -> PerRow:
+        each: PerRow = jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(data.X @ params, data.y)
         return each
 
-    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> Array:
+    def expected_log_prob(self, mean: Any, data: Rows, hyper: Hyper) -> PerRow:
         m, v = mean.moments_along(data.X)
         wider = hyper["noise"] ** 2 + self.power * data.y[:, 1]
-        middle: Array = jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(m, data.y)
+        middle: PerRow = jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(m, data.y)
         return middle - 0.5 * v / wider
 
 
 @eqx.filter_jit
-def _seen(gp: SparseGP, points: Array, X: Array) -> tuple[Array, Array]:
+def _project_rows(gp: SparseGP, points: Places, X: Inputs) -> tuple[RowByPlace, PerRow]:
     params = gp.initial(points.shape[1])
     kernel = gp.split(params)[0]
     L = gp.cholesky(params, points, jnp.ones(len(points), points.dtype), jnp.asarray(JITTER, points.dtype))

@@ -102,29 +102,29 @@ def unpack(begun: "Stream", factor: Factor, arrays: Arrays, about: Row) -> "Stre
 
 
 def _check_factor(factor: Factor) -> None:
-    """That a factor from a file is one: of shapes that go together, and with precisions that take nothing back."""
+    """Check a factor from a file: its shapes go together, and no precision is negative."""
     if factor.points.ndim != 2 or factor.shift.ndim != 2:
-        raise ValueError("factor: points or shifts are no tables")
+        raise ValueError("factor: points and shifts have to be tables with two axes")
     (capacity, _), outputs = factor.points.shape, len(factor.shift)
     shapes = ((capacity,), (outputs, capacity), (outputs, capacity, capacity))
     if tuple(part.shape for part in factor[1:]) != shapes or 0 in factor.precision.shape + factor.points.shape:
         raise ValueError(f"factor: the shapes of its parts, {[part.shape for part in factor]}, do not go together")
     if any(part.dtype != np.float64 for part in factor) or not np.isin(factor.present, (0, 1)).all():
-        raise ValueError("factor: expected float64, and points that are there or not")
+        raise ValueError("factor: expected float64, and 0 or 1 for whether a point is present")
     for one in factor.precision:
         values = np.linalg.eigvalsh(0.5 * (one + one.T))
         symmetric = np.allclose(one, one.T, 1e-6, 1e-6 * max(values[-1], 0))
         if values[0] < -ROUNDING * max(values[-1], 0) or not symmetric:
-            raise ImproperDensity("factor: its precision is not that of a Gaussian")
+            raise ImproperDensity("factor: its precision is not symmetric, or has negative eigenvalues")
 
 
 def _check_beliefs(own: Beliefs, found: dict[str, Arrays]) -> None:
-    """That a file has beliefs about the hyperparameters that there are."""
+    """Check that a file has beliefs about exactly the hyperparameters of this kernel and likelihood."""
     for name, wanted in own._asdict().items():
         shapes = {key: np.shape(value) for key, value in wanted.items()}
         if shapes != {key: value.shape for key, value in found[name].items()}:
             raise ValueError(f"hyper: the {name} is of other hyperparameters than the kernel's and the likelihood's")
         if any(value.dtype != np.float64 or np.any(np.abs(value) > FAR) for value in found[name].values()):
-            raise ValueError(f"hyper: the {name} of a logarithm is beyond all")
+            raise ValueError(f"hyper: the {name} of a log hyperparameter is beyond ±{FAR:g}, or not float64")
     if any(np.any(value < 0) for value in found["scale"].values()):
-        raise ValueError("hyper: a deviation is negative")
+        raise ValueError("hyper: a scale is negative")

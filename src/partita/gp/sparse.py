@@ -20,27 +20,29 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from partita.foundation.runtime import Array
-from partita.gp.collapsed import Seen, collapsed
-from partita.gp.kernels import Kernel, Params
+from partita.foundation.shapes import Inputs, PerRow, Scalar
+from partita.gp.collapsed import Seen, integrate_out
+from partita.gp.kernels import Kernel, Params, join_params, select_params
 from partita.gp.likelihoods import Likelihood
+from partita.gp.shapes import Covariances, OutputByPlace, OutputByRow, PerPlace, PlaceByRow, Places, Square, Squares
 from partita.gp.whitened import cholesky, for_each, log_partition, moments, solve_half, weigh
 
 
 class Factor(NamedTuple):
     """exp(shiftᵀ u - uᵀ precision u / 2), u = f(points), for each output."""
 
-    points: Array  # [capacity, features]
-    present: Array  # [capacity], 1 or 0
-    shift: Array  # [outputs, capacity]
-    precision: Array  # [outputs, capacity, capacity]
+    points: Places
+    present: PerPlace  # 1 or 0
+    shift: OutputByPlace
+    precision: Squares
 
 
 class Batch(NamedTuple):
     """Rows; those of weight zero are padding."""
 
-    X: Array  # [rows, features]
-    y: Array  # [outputs, rows]
-    weights: Array  # [rows]
+    X: Inputs
+    y: OutputByRow
+    weights: PerRow
 
 
 class Step(NamedTuple):
@@ -51,25 +53,25 @@ class Step(NamedTuple):
 
     old: Factor
     batch: Batch
-    points: Array  # [capacity, features]
-    present: Array  # [capacity], 1 or 0
-    jitter: Array
+    points: Places
+    present: PerPlace  # 1 or 0
+    jitter: Scalar
     keeps: bool
 
 
-class Sites(NamedTuple):
+class Terms(NamedTuple):
     """exp(g f - h f² / 2) for every row: what stands for its likelihood."""
 
-    shift: Array  # [outputs, rows]
-    precision: Array  # [outputs, rows]
+    shift: OutputByRow
+    precision: OutputByRow
 
 
 class Whitened(NamedTuple):
     """A posterior over v, for each output: precision B = L_B L_Bᵀ, and L_B⁻¹ of its shift."""
 
-    L: Array
-    L_B: Array
-    half: Array
+    L: Square
+    L_B: Squares
+    half: OutputByPlace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,41 +83,42 @@ class SparseGP:
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """Parameters of the kernel, and of the likelihood."""
-        kernel = {name[7:]: value for name, value in params.items() if name.startswith("kernel.")}
-        return kernel, {name[11:]: value for name, value in params.items() if name.startswith("likelihood.")}
+        return select_params(params, "kernel"), select_params(params, "likelihood")
 
     def initial(self, features: int, outputs: int = 1) -> dict[str, Any]:
         """Starting values; of what is in units of the targets, one for each output where there are several."""
         likelihood = self.likelihood.initial()
         if outputs > 1:
             likelihood |= {name: np.full(outputs, likelihood[name]) for name in self.likelihood.in_units(1.0)}
-        return join_params(self.kernel.initial(features), likelihood)
+        return join_params(kernel=self.kernel.initial(features), likelihood=likelihood)
 
     def in_units(self, inputs: Array, targets: Array) -> dict[str, Any]:
-        """By what each parameter grows where inputs, by feature, and targets, by output, grow by so much."""
+        """The factor by which each parameter grows where inputs, by feature, and targets, by output, grow by these."""
         return join_params(
-            self.kernel.in_units(np.asarray(inputs), np.exp(np.mean(np.log(targets)))),
-            self.likelihood.in_units(targets),
+            kernel=self.kernel.in_units(np.asarray(inputs), np.exp(np.mean(np.log(targets)))),
+            likelihood=self.likelihood.in_units(targets),
         )
 
-    def covariance(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
+    def covariance(self, params: Params, points: Places, present: PerPlace, jitter: Scalar) -> Square:
         """K, with the identity where points are absent."""
         kernel = self.split(params)[0]
         scale = jnp.sum(self.kernel.diagonal(kernel, points) * present) / jnp.maximum(jnp.sum(present), 1)
         K = self.kernel.gram(kernel, points) * together(present)
         return K + jnp.eye(len(K), dtype=K.dtype) * (1 - present + jitter * scale * present)
 
-    def cholesky(self, params: Params, points: Array, present: Array, jitter: Array) -> Array:
+    def cholesky(self, params: Params, points: Places, present: PerPlace, jitter: Scalar) -> Square:
         """L Lᵀ = K."""
         return cholesky(self.covariance(params, points, present, jitter))
 
-    def project(self, params: Params, L: Array, points: Array, present: Array, X: Array) -> tuple[Array, Array]:
+    def project(
+        self, params: Params, L: Square, points: Places, present: PerPlace, X: Inputs
+    ) -> tuple[PlaceByRow, PerRow]:
         """V with E[f(X) | v] = Vᵀ v, and the variance of f(X) that is left."""
         kernel = self.split(params)[0]
         V = solve_triangular(L, present[:, None] * self.kernel.cross(kernel, points, X), lower=True)
         return V, jnp.maximum(self.kernel.diagonal(kernel, X) - jnp.sum(V**2, axis=0), 0)
 
-    def carry(self, params: Params, L: Array, step: Step) -> tuple[Array, Array, Array]:
+    def carry(self, params: Params, L: Square, step: Step) -> tuple[Squares, OutputByPlace, Scalar]:
         """The old factor over v, as precision and shift, and what it costs that the points may not determine it."""
         old = step.old
         if step.keeps:
@@ -128,82 +131,82 @@ class SparseGP:
             lost = -0.5 * jnp.sum(old.precision * left)
         return V @ old.precision @ V.T, old.shift @ V.T, lost
 
-    def old_evidence(self, params: Params, old: Factor, jitter: Array) -> Array:
+    def old_evidence(self, params: Params, old: Factor, jitter: Scalar) -> Scalar:
         """log ∫ p(u | ε) t(u) du of the old factor alone."""
         L = self.cholesky(params, old.points, old.present, jitter)
         return log_partition(*solve_half(L.T @ old.precision @ L, old.shift @ L))
 
-    def free_energy(self, params: Params, step: Step, sites: Sites) -> tuple[Array, Sites]:
-        """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df, and the sites to go to.
+    def free_energy(self, params: Params, step: Step, terms: Terms) -> tuple[Scalar, Terms]:
+        """A lower bound of log ∫ p(f | ε) t(f) p(y | f, ε) df, and the terms to go to.
 
-        Sites are what the bound is evaluated with. Where the likelihood is Gaussian the best are known at once.
+        Terms are what the bound is evaluated with. Where the likelihood is Gaussian the best are known at once.
         """
         if self.likelihood.exact:
-            return self._collapsed(params, step)
+            return self._integrate_out(params, step)
         batch = step.batch
         L = self.cholesky(params, step.points, step.present, step.jitter)
         V, left = self.project(params, L, step.points, step.present, batch.X)
         precision, shift, lost = self.carry(params, L, step)
-        L_B, half = solve_half(precision + weigh(V, sites.precision), shift + sites.shift @ V.T)
+        L_B, half = solve_half(precision + weigh(V, terms.precision), shift + terms.shift @ V.T)
         m, explained = moments(L_B, half, V)
         v = jnp.broadcast_to(explained + left, m.shape)
         likelihood = self.split(params)[1]
         expected = by_output(self.likelihood.expected, likelihood, m, v, batch.y)
         total = log_partition(L_B, half) + lost + weigh_rows(batch, expected)
-        total -= jnp.sum(sites.shift * m - 0.5 * sites.precision * (m**2 + explained))
-        g, h = by_output(self.likelihood.sites, likelihood, m, v, batch.y)
-        return total, jax.lax.stop_gradient(Sites(g * batch.weights, h * batch.weights))
+        total -= jnp.sum(terms.shift * m - 0.5 * terms.precision * (m**2 + explained))
+        g, h = by_output(self.likelihood.gaussian_terms, likelihood, m, v, batch.y)
+        return total, jax.lax.stop_gradient(Terms(g * batch.weights, h * batch.weights))
 
-    def _collapsed(self, params: Params, step: Step) -> tuple[Array, Sites]:
-        """The free energy at the best sites."""
+    def _integrate_out(self, params: Params, step: Step) -> tuple[Scalar, Terms]:
+        """The free energy at the best terms."""
         (kernel, likelihood), batch, old = self.split(params), step.batch, step.old
         nothing = jnp.zeros_like(batch.y)
         prior = jnp.broadcast_to(self.kernel.diagonal(kernel, batch.X), nothing.shape)
-        g, h = by_output(self.likelihood.sites, likelihood, nothing, prior, batch.y)
-        sites = Sites(g * batch.weights, h * batch.weights)
+        g, h = by_output(self.likelihood.gaussian_terms, likelihood, nothing, prior, batch.y)
+        terms = Terms(g * batch.weights, h * batch.weights)
         K = self.covariance(params, step.points, step.present, step.jitter)
         crossed = None if step.keeps else self.cross_points(params, step.points, step.present, old)
         rows = step.present[:, None] * self.kernel.cross(kernel, step.points, batch.X)
 
-        def one(own: Any) -> Array:
+        def one(own: Any) -> Scalar:
             precision, shift, h, g = own
-            return collapsed(Seen(K, crossed, precision, shift, rows, h, g))
+            return integrate_out(Seen(K, crossed, precision, shift, rows, h, g))
 
-        each = for_each(one, (old.precision, old.shift, sites.precision, sites.shift))
+        each = for_each(one, (old.precision, old.shift, terms.precision, terms.shift))
         expected = by_output(self.likelihood.expected, likelihood, nothing, prior, batch.y)
         total = jnp.sum(each) + weigh_rows(batch, expected)
         if not step.keeps:
             total -= 0.5 * jnp.sum(old.precision * self.kernel.gram(kernel, old.points) * together(old.present))
-        return total, sites
+        return total, terms
 
-    def cross_points(self, params: Params, points: Array, present: Array, old: Factor) -> Array:
+    def cross_points(self, params: Params, points: Places, present: PerPlace, old: Factor) -> PlaceByRow:
         """Covariances of points with those of an old factor; where they are equal, they are the same inputs."""
         kernel = self.split(params)[0]
         return present[:, None] * self.kernel.between(kernel, points, old.points) * old.present
 
-    def first_sites(self, batch: Batch) -> Sites:
-        """Where refinements of sites start: as if nothing had been seen."""
-        return Sites(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y))
+    def first_terms(self, batch: Batch) -> Terms:
+        """The terms that refinements start from: as if no row had been seen."""
+        return Terms(jnp.zeros_like(batch.y), jnp.zeros_like(batch.y))
 
-    def improve_sites(self, sites: Sites, share: Array, bound: Callable[[Sites], tuple[Array, Sites]]) -> Any:
-        """Sites moved by a share of the way that natural gradients point, if the bound is no lower there.
+    def improve_terms(self, terms: Terms, share: Scalar, bound: Callable[[Terms], tuple[Array, Terms]]) -> Any:
+        """Terms moved by a share of the way that natural gradients point, if the bound is no lower there.
 
         The share of the next move is twice this one's, or half of it where this one did not help.
         """
-        here, target = bound(sites)
-        moved = jax.tree.map(lambda s, t: s + share * (t - s), sites, target)
-        there = bound(moved)[0]
-        better = there >= here - 1e-9 * jnp.abs(here)
-        kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, sites)
+        before, target = bound(terms)
+        moved = jax.tree.map(lambda s, t: s + share * (t - s), terms, target)
+        after = bound(moved)[0]
+        better = after >= before - 1e-9 * jnp.abs(before)
+        kept = jax.tree.map(lambda a, b: jnp.where(better, a, b), moved, terms)
         return jax.lax.stop_gradient((kept, jnp.where(better, jnp.minimum(1.0, 2 * share), share / 2)))
 
-    def absorb(self, params: Params, step: Step, sites: Sites) -> tuple[Factor, Factor]:
+    def absorb(self, params: Params, step: Step, terms: Terms) -> tuple[Factor, Factor]:
         """The new factor over f(points), and the part of it that is the batch's own."""
         points, present, old = step.points, step.present, step.old
         L = self.cholesky(params, points, present, step.jitter)
         V, _ = self.project(params, L, points, present, step.batch.X)
         A = solve_triangular(L, V, lower=True, trans="T")
-        own = Factor(points, present, sites.shift @ A.T, weigh(A, sites.precision))
+        own = Factor(points, present, terms.shift @ A.T, weigh(A, terms.precision))
         if step.keeps:
             precision, shift = old.precision, old.shift
         else:
@@ -212,20 +215,22 @@ class SparseGP:
             precision, shift = back.T @ precision @ back, shift @ back
         return Factor(points, present, shift + own.shift, precision + own.precision), own
 
-    def posterior(self, params: Params, factor: Factor, jitter: Array) -> Whitened:
+    def posterior(self, params: Params, factor: Factor, jitter: Scalar) -> Whitened:
         """p(u | ε) t(u), normalised."""
         L = self.cholesky(params, factor.points, factor.present, jitter)
         return Whitened(L, *solve_half(L.T @ factor.precision @ L, factor.shift @ L))
 
-    def predict(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
-        """Mean [outputs, rows] and variance [outputs, rows] of f(X)."""
+    def predict(self, params: Params, factor: Factor, X: Inputs, jitter: Scalar) -> tuple[OutputByRow, OutputByRow]:
+        """Mean and variance of f(X), for each output and row."""
         q = self.posterior(params, factor, jitter)
         V, left = self.project(params, q.L, factor.points, factor.present, X)
         m, v = moments(q.L_B, q.half, V)
         return m, v + left
 
-    def predict_jointly(self, params: Params, factor: Factor, X: Array, jitter: Array) -> tuple[Array, Array]:
-        """Mean [outputs, rows] and covariance [outputs, rows, rows] of f(X)."""
+    def predict_jointly(
+        self, params: Params, factor: Factor, X: Inputs, jitter: Scalar
+    ) -> tuple[OutputByRow, Covariances]:
+        """Mean of f(X) for each output and row, and covariances of all rows."""
         q = self.posterior(params, factor, jitter)
         V, _ = self.project(params, q.L, factor.points, factor.present, X)
         whole = for_each(lambda part: solve_triangular(part, V, lower=True), q.L_B)
@@ -234,23 +239,17 @@ class SparseGP:
         return m, for_each(lambda W: W.T @ W, whole) + left
 
 
-def together(present: Array) -> Array:
+def together(present: PerPlace) -> Square:
     """1 where both of a pair of points are present."""
     return present[:, None] * present
 
 
-def by_output(function: Callable[..., Any], params: Params, *parts: Array) -> Any:
-    """A likelihood's function of [outputs, rows]; parameters that have an axis hold one value for each output."""
+def by_output(function: Callable[..., Any], params: Params, *parts: OutputByRow) -> Any:
+    """A likelihood's function of outputs and rows; parameters that have an axis hold one value for each output."""
     axes = {name: 0 if jnp.ndim(value) else None for name, value in params.items()}
     return jax.vmap(function, in_axes=(axes, *(0 for _ in parts)))(params, *parts)
 
 
-def join_params(kernel: dict[str, Any], likelihood: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of both, told apart by "kernel." and "likelihood."."""
-    parts = {"kernel": kernel, "likelihood": likelihood}
-    return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
-
-
-def weigh_rows(batch: Batch, each: Array) -> Array:
-    """The sum over rows, [outputs, rows], of which padding may be anything."""
+def weigh_rows(batch: Batch, each: OutputByRow) -> Scalar:
+    """The weighted sum over outputs and rows, of which padding may be anything."""
     return jnp.sum(jnp.where(batch.weights > 0, batch.weights * each, 0))

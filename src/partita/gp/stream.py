@@ -15,7 +15,8 @@ from partita.families.gaussian import Gaussian
 from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.foundation.moments import Affine
 from partita.foundation.plain import Row
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import on_host, precision
+from partita.foundation.shapes import Inputs, Scalar
 from partita.gp import saving
 from partita.gp.beliefs import Beliefs, mirrored_normals
 from partita.gp.events import describe_batch
@@ -158,11 +159,11 @@ class Stream:
         return learnt, jitter
 
     def _learn(self, learning: Learning, step: Step, movable: np.ndarray, start: Beliefs) -> tuple[Learnt, float]:
-        """With more jitter than before only where factorisations fail without."""
+        """Learn from a batch, with more jitter than before only where factorisations fail without."""
         size = self.hyper.size
         key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
-        noise = self.hyper.share_among_outputs(mirrored_normals(key, learning.steps * learning.samples, size))
-        noise = noise.reshape(learning.steps, learning.samples, size)
+        noise = on_host(mirrored_normals(key, learning.steps * learning.samples, size))
+        noise = self.hyper.share_among_outputs(noise).reshape(learning.steps, learning.samples, size)
         outputs, features = len(self.factor.shift), self.factor.points.shape[1]
         # Beside the prior the factor says what old batches say of the kernel; of the likelihood it says nothing.
         first = Beliefs.begin(self.gp, self.learning.is_variational, features, outputs).with_likelihood_of(self.hyper)
@@ -177,7 +178,7 @@ class Stream:
         raise InputError("the covariance of the pseudo-points cannot be factorised: are inputs scaled, targets finite?")
 
     def without(self, batch: int) -> "Stream":
-        """As if a batch had not been seen, but for what it taught about hyperparameters: its factor is divided out."""
+        """The stream with a batch's factor divided out. What the batch taught about hyperparameters stays."""
         parts = self._parts_of(batch)
         factor = divide(self.factor, parts[batch])
         if not all(np.all(np.isfinite(leaf)) for leaf in self.whiten(factor)):
@@ -185,7 +186,7 @@ class Stream:
         others = (*parts[:batch], *parts[batch + 1 :])
         return replace(self, factor=factor, parts=others, batches=self.batches - 1, log_evidence=float("nan"))
 
-    def refined(self, batch: int, X: np.ndarray, y: np.ndarray) -> "Stream":
+    def refine(self, batch: int, X: np.ndarray, y: np.ndarray) -> "Stream":
         """The factor of a batch computed again from its data, with the points and hyperparameters of today."""
         parts = self._parts_of(batch)
         cavity = divide(self.factor, parts[batch])
@@ -228,7 +229,7 @@ class Stream:
         ledger.fold(changes)
         return ledger
 
-    def rescaled(self, before: Affine, after: Affine, targets: tuple[Affine, Affine] | None) -> "Stream":
+    def rescale(self, before: Affine, after: Affine, targets: tuple[Affine, Affine] | None) -> "Stream":
         """The same stream in other units of inputs and, where given, of targets."""
         outputs = len(self.factor.shift)
         if targets is None:
@@ -268,7 +269,7 @@ class Stream:
         return self.hyper.draw(self.seed, samples, by_output)
 
     def joint(self, X: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        """As `latent`, with covariances [draws, outputs, rows, rows]."""
+        """The same as `latent`, with covariances [draws, outputs, rows, rows] in place of variances."""
         with precision(np.float64):
             drawn = self.draws(samples)
             m, S = on_host(predict_jointly(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))
@@ -276,17 +277,17 @@ class Stream:
 
 
 @eqx.filter_jit
-def predict(gp: SparseGP, drawn: Any, factor: Factor, X: Array, jitter: Array) -> Any:
+def predict(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and variance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict(params, factor, X, jitter), drawn)
 
 
 @eqx.filter_jit
-def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Array, jitter: Array) -> Any:
+def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and covariance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict_jointly(params, factor, X, jitter), drawn)
 
 
 @eqx.filter_jit
-def whiten(gp: SparseGP, params: Any, factor: Factor, jitter: Array) -> Whitened:
+def whiten(gp: SparseGP, params: Any, factor: Factor, jitter: Scalar) -> Whitened:
     return gp.posterior(params, factor, jitter)

@@ -31,19 +31,19 @@ class Rows(NamedTuple):
 class AbstractModel(Opening):
     """What a solver needs of a model; `log_prob` is enough, the rest is optional and faster."""
 
-    # Whether `expected_log_prob` is there; whether it is linear in the mean parameters, given local latent variables if
-    # there are any, so that a whole step never lowers the free energy, and is exact without them;
-    # whether the likelihood sees θ only through Xθ, and how many of those a row has; whether it is a network of dense
-    # layers; whether it is a network of any kind, whose weights are drawn however few they are;
-    # whether it has exponentials, of which a wide prior expects too much to start from.
+    # Whether the model has `expected_log_prob`.
     closed_form: ClassVar[bool] = False
+    # Whether that is linear in the mean parameters, given local latent variables if there are any: a whole step then
+    # never lowers the free energy, and is exact without them.
     conjugate: ClassVar[bool] = False
+    # Whether the likelihood sees θ only through Xθ, and how many of those a row has.
     projected: ClassVar[bool] = False
+    outputs: ClassVar[int] = 1
+    # Whether it is a network of dense layers; and whether it is a network of any kind, whose weights are always drawn.
     layered: ClassVar[bool] = False
     drawn: ClassVar[bool] = False
+    # Whether it has exponentials, whose expectation under a wide prior is too large to start from.
     steep: ClassVar[bool] = False
-
-    outputs: ClassVar[int] = 1
 
     given_prior: Family | None = eqx.field(default=None, kw_only=True)
 
@@ -133,7 +133,7 @@ class AbstractModel(Opening):
     @property
     def start(self) -> Family | None:
         """A density from which refinements of the untouched prior start, where the prior is a bad place."""
-        return narrowed(prior_of(self, self.hyper)) if self.steep and self.given_prior is None else None
+        return narrow(prior_of(self, self.hyper)) if self.steep and self.given_prior is None else None
 
     @property
     def dtype(self) -> np.dtype:
@@ -161,7 +161,7 @@ class Predictor(AbstractModel):
         """f for every row."""
 
     def draws(self, q: Any, X: Array) -> Callable[[Array], Array]:
-        """From a random key to f for every row, with θ ~ q. What all draws share is computed here, once."""
+        """A function from a random key to f for every row, with θ ~ q. What all draws share is computed here, once."""
         return lambda key: self.predictors(q.sample(key), X)
 
     @abstractmethod
@@ -177,7 +177,7 @@ class Predictor(AbstractModel):
         raise InputError(f"{type(self).__name__} does not draw targets")
 
     def observed(self, data: Rows) -> dict[str, Array]:
-        """One number per row, if there is one."""
+        """The targets, as one number per row where there is only one."""
         return {"y": data.y.reshape(len(data.y)) if data.y.size == len(data.y) else data.y}
 
     def replicated(self, params: Any, data: Rows, hyper: Hyper, key: Array) -> dict[str, Array]:
@@ -185,14 +185,14 @@ class Predictor(AbstractModel):
         return self.observed(data._replace(y=drawn))
 
     def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
-        """Of new observations, noise included; where these are numbers around a mean."""
+        """The variance of new observations, noise included, where these are numbers around a mean."""
         raise InputError(f"return_std: {type(self).__name__} has no normal predictive; use predict_proba or sample")
 
     def log_prob(self, params: Any, data: Rows, hyper: Hyper) -> PerRow:
         return jax.vmap(lambda f, y: self.pointwise(f, y, hyper))(self.predictors(params, data.X), data.y)
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From `(X, y)` or `(X, y, weights)`."""
+        """Check `(X, y)` or `(X, y, weights)`."""
         if not isinstance(raw, tuple | list) or len(raw) not in (2, 3):
             raise ShardError(site, "shard", "expected (X, y) or (X, y, weights)")
         X = self.design(site, raw[0])
@@ -223,7 +223,7 @@ def check_labels(site: int, y: np.ndarray, classes: int) -> np.ndarray:
     return y
 
 
-def narrowed(prior: Family) -> Family | None:
+def narrow(prior: Family) -> Family | None:
     """A tenth as wide as a Gaussian prior over a vector, or 0.1, around its mean; None for other priors.
 
     Under a wide prior, what is expected of an exponential has little to do with where the data lead.
@@ -242,7 +242,7 @@ class Weighted(eqx.Module):
 
 
 def shard_of_rows(model: AbstractModel, site: int, raw: Any, features: int, of: str = "numbers") -> Shard:
-    """From an array of rows with so many features, or `Weighted` ones; `of` what, for messages."""
+    """Check an array of rows with so many features, or `Weighted` ones. `of` says in errors what the features are."""
     rows, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
     X = as_numbers(site, "data", rows, model.dtype)
     if X.ndim != 2 or X.shape[1] != features:

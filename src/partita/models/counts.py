@@ -62,7 +62,7 @@ class PoissonFactorisation(AbstractModel):
         return Gamma.from_shape_rate(10.0 * drawn, np.full_like(drawn, 10.0))
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From an array of counts, or `Weighted` ones."""
+        """Check an array of counts, or `Weighted` ones."""
         shard = shard_of_rows(self, site, raw, self.features, "counts")
         if np.any(shard.data < 0) or np.any(np.floor(shard.data) != shard.data):
             raise ShardError(site, "data", "counts must be whole numbers of at least 0")

@@ -54,7 +54,7 @@ class FactorAnalysis(AbstractModel):
         return Independent.of([one] * self.features)
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From an array of rows, or `Weighted` ones."""
+        """Check an array of rows, or `Weighted` ones."""
         return shard_of_rows(self, site, raw, self.features)
 
     def codes(self, mean: Any, X: Array) -> tuple[Array, Array]:
@@ -81,7 +81,7 @@ class FactorAnalysis(AbstractModel):
         return constant + X**2 @ each.minus_half_precision + linear + quadratic
 
     def log_prob(self, params: Any, data: Array, hyper: Hyper) -> PerRow:
-        """With the factors integrated out."""
+        """log p(y_n | θ), with the factors integrated out."""
         (W, level), noise = (params[0][:, : self.factors], params[0][:, self.factors]), 1 / params[1]
         return jnp.asarray(jax.scipy.stats.multivariate_normal.logpdf(data, level, W @ W.T + jnp.diag(noise)))
 
@@ -95,7 +95,7 @@ class FactorAnalysis(AbstractModel):
             return on_host(_from_codes(self, rows, np.sqrt(len(rows)) * left[:, : self.factors]))
 
     def covariance(self, posterior: Any) -> np.ndarray:
-        """Of rows, at the posterior's means: W Wᵀ + noise."""
+        """The covariance of rows at the posterior's means: W Wᵀ + noise."""
         each = posterior.each
         location = np.linalg.solve(each.precision, each.precision_times_location[..., None])[..., 0]
         rate = 0.5 * (each.scatter - np.sum(location * each.precision_times_location, axis=1))

@@ -56,7 +56,7 @@ class HeteroscedasticRegression(LinearPredictor):
         return lambda key: self.predictors(q.location, X)
 
     def predictive_variance(self, q: Any, X: Inputs, hyper: Hyper) -> PerRow:
-        """Of new observations: of xᵀβ, and E[exp(xᵀγ)]."""
+        """The variance of new observations: that of xᵀβ, and E[exp(xᵀγ)]."""
         nothing = jnp.zeros_like(X)
         _, v = q.moments_along(jnp.concatenate([X, nothing], axis=1))
         log_variance, spread = q.moments_along(jnp.concatenate([nothing, X], axis=1))

@@ -14,7 +14,7 @@ from partita.foundation.runtime import Array
 POINTS = {1: 15, 2: 9, 3: 7}
 STEPS = np.array([1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 0.0])
 MOST_STEPS = 40
-# In standard deviations; the integral hardly depends on it.
+# How near the mode is found, in standard deviations; the integral hardly depends on it.
 TOLERANCE = 1e-4
 LEAST_CURVATURE = 1e-8
 
@@ -40,7 +40,7 @@ def log_integral(function: Callable[[Any, Array], Array], given: Any, dimension:
 
 
 def find_peak(function: Callable[[Any, Array], Array], given: Any, dimension: int) -> Peak:
-    """By Newton's method from zero, with the best of a few lengths of each step."""
+    """Find the peak by Newton's method from zero, with the best of a few lengths of each step."""
     given = jax.lax.stop_gradient(given)
 
     def slope(u: Array) -> tuple[Array, Array]:

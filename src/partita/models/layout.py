@@ -11,7 +11,7 @@ from partita.errors import InputError
 from partita.foundation.runtime import Array
 from partita.models.integrals import POINTS
 
-# Of the prior, one by one: compiling many at once would take longer.
+# How many draws of the prior are looked at, one by one, because compiling many at once would take longer.
 DRAWS = 20
 # Real numbers, positive ones, and whatever else a variable's values can be.
 SUPPORTS = ("real", "positive", "other")
@@ -35,7 +35,7 @@ class Latent(NamedTuple):
     def stop(self) -> int:
         return self.start + int(np.prod(self.shape, dtype=int))
 
-    def taken(self, numbers: Array) -> Array:
+    def take(self, numbers: Array) -> Array:
         """Its numbers, in the shape that the program takes: all groups have those of the one that is looked at."""
         value = numbers[self.start : self.stop].reshape(self.shape)
         if self.axis is None:
@@ -63,7 +63,7 @@ class Layout(NamedTuple):
     def local_size(self) -> int:
         return self.local[-1].stop if self.local else 0
 
-    def nothing(self) -> dict[str, np.ndarray]:
+    def empty_row(self) -> dict[str, np.ndarray]:
         """A row of zeros, for what does not look at data."""
         return {name: np.zeros((1, *shape), dtype) for name, shape, dtype in self.rows}
 
@@ -102,7 +102,7 @@ def _unpack_latent(row: Any) -> Latent:
 
 
 @dataclass(frozen=True)
-class Site:
+class Statement:
     """One `sample` statement, as it was run."""
 
     name: str
@@ -113,13 +113,13 @@ class Site:
     log_jacobian: Any = 0.0
 
 
-def executed(
+def run_program(
     program: Callable[..., Any],
     arrays: Mapping[str, Array],
     unconstrained: Callable[[str], Array | None],
     seed: Any = 0,
     validate: bool = False,
-) -> dict[str, Site]:
+) -> dict[str, Statement]:
     """The sample statements of one run of a program, with given unconstrained values of variables, or drawn ones."""
     from numpyro import handlers
     from numpyro.distributions import distribution
@@ -127,15 +127,17 @@ def executed(
 
     jacobians: dict[str, Array] = {}
 
-    def fill(site: dict[str, Any]) -> Array | None:
-        numbers = None if site["type"] != "sample" or site["is_observed"] else unconstrained(site["name"])
+    def fill(statement: dict[str, Any]) -> Array | None:
+        numbers = (
+            None if statement["type"] != "sample" or statement["is_observed"] else unconstrained(statement["name"])
+        )
         if numbers is None:
             return None
-        transform = biject_to(site["fn"].support)
+        transform = biject_to(statement["fn"].support)
         value = transform(numbers)
         log_jacobian = transform.log_abs_det_jacobian(numbers, value)
-        extra = log_jacobian.ndim - len(site["fn"].batch_shape)
-        jacobians[site["name"]] = jnp.sum(log_jacobian, axis=tuple(range(-extra, 0)))
+        extra = log_jacobian.ndim - len(statement["fn"].batch_shape)
+        jacobians[statement["name"]] = jnp.sum(log_jacobian, axis=tuple(range(-extra, 0)))
         return value
 
     run = handlers.trace(handlers.substitute(handlers.seed(program, seed), substitute_fn=fill))
@@ -143,77 +145,80 @@ def executed(
         trace = run.get_trace(**arrays)
     _check_statements(trace)
     return {
-        name: Site(
+        name: Statement(
             name,
-            site["fn"],
-            site["value"],
-            site["is_observed"],
-            {frame.name: frame for frame in site["cond_indep_stack"]},
+            statement["fn"],
+            statement["value"],
+            statement["is_observed"],
+            {frame.name: frame for frame in statement["cond_indep_stack"]},
             jacobians.get(name, 0.0),
         )
-        for name, site in trace.items()
-        if site["type"] == "sample"
+        for name, statement in trace.items()
+        if statement["type"] == "sample"
     }
 
 
 def _check_statements(trace: Mapping[str, dict[str, Any]]) -> None:
     """Refuse what has no place in a posterior from parts, saying why."""
-    for name, site in trace.items():
-        kind = site["type"]
+    for name, statement in trace.items():
+        kind = statement["type"]
         if kind == "param":
             raise InputError(f"model: {name} is a param, which has no posterior: give it a prior with numpyro.sample")
-        if kind == "plate" and site["args"][1] is not None and site["args"][1] != site["args"][0]:
+        if kind == "plate" and statement["args"][1] is not None and statement["args"][1] != statement["args"][0]:
             raise InputError(
                 f"model: plate {name} draws a sub-sample: leave subsample_size out; batches are the solver's"
             )
         if kind in ("control_flow", "mutable"):
             raise InputError(f"model: {name} is a {kind.replace('_', ' ')} statement, which is not supported")
-        if kind == "sample" and site.get("scale") is not None:
+        if kind == "sample" and statement.get("scale") is not None:
             raise InputError(f"model: {name} is scaled: leave the scale out, and weigh rows with pt.models.Weighted")
-        if kind == "sample" and not site["is_observed"] and site["fn"].support.is_discrete:
+        if kind == "sample" and not statement["is_observed"] and statement["fn"].support.is_discrete:
             raise InputError(
                 f"model: {name} is discrete and not observed: sum it out, say with a MixtureSameFamily distribution"
             )
 
 
-def laid_out(program: Callable[..., Any], row: Mapping[str, np.ndarray], groups: Mapping[str, str]) -> Layout:
+def find_layout(program: Callable[..., Any], row: Mapping[str, np.ndarray], groups: Mapping[str, str]) -> Layout:
     """Find out what a program is made of, by running it on two and on three copies of a row."""
     two, three = (
-        _tried(program, {name: np.repeat(array, count, axis=0) for name, array in row.items()}) for count in (2, 3)
+        _try_program(program, {name: np.repeat(array, count, axis=0) for name, array in row.items()})
+        for count in (2, 3)
     )
-    by_row = {name for site in two.values() for name in site.plates if _length(two, name) != _length(three, name)}
+    by_row = {
+        name for statement in two.values() for name in statement.plates if _length(two, name) != _length(three, name)
+    }
     plates = by_row | set(groups)
-    missing = set(groups) - {name for site in two.values() for name in site.plates}
+    missing = set(groups) - {name for statement in two.values() for name in statement.plates}
     if missing:
         raise InputError(f"local: the model has no plate {missing.pop()!r}")
     latents, local, observed = [], [], []
     places = {"latents": 0, "local": 0}
-    for name, site in two.items():
-        if site.observed:
-            observed.append((name, _row_axis(site, three[name])))
-            if observed[-1][1] is None and plates & set(site.plates):
+    for name, statement in two.items():
+        if statement.observed:
+            observed.append((name, _row_axis(statement, three[name])))
+            if observed[-1][1] is None and plates & set(statement.plates):
                 raise InputError(
                     f"model: {name} is observed for groups, not rows: leave `local` out, so that they are global"
                 )
             continue
-        shape, transformed = _unconstrained_shape(site), _unconstrained_shape(three[name])
-        mine = [plate for plate in site.plates if plate in plates]
+        shape, transformed = _unconstrained_shape(statement), _unconstrained_shape(three[name])
+        mine = [plate for plate in statement.plates if plate in plates]
         if not mine and shape != transformed:
             raise InputError(f"model: {name} has a value for every row: put it into a plate over rows")
         if not mine:
-            latents.append(Latent(name, places["latents"], shape, support=_support(site)))
+            latents.append(Latent(name, places["latents"], shape, support=_support(statement)))
             places["latents"] = latents[-1].stop
             continue
         if len(mine) > 1:
             raise InputError(f"model: {name} is in the plates {' and '.join(mine)}: only one may be local")
         if groups and mine[0] in by_row:
             raise InputError(f"model: {name} has a value for every row and others for groups: keep one kind local")
-        axis = len(site.fn.batch_shape) + site.plates[mine[0]].dim
+        axis = len(statement.fn.batch_shape) + statement.plates[mine[0]].dim
         length = 1 if mine[0] in by_row else shape[axis]
         local.append(Latent(name, places["local"], (*shape[:axis], *shape[axis + 1 :]), axis, length))
         places["local"] = local[-1].stop
     rows = tuple((name, array.shape[1:], array.dtype.str) for name, array in row.items())
-    smooth = not any(_has_kink(site.fn) for site in two.values())
+    smooth = not any(_has_kink(statement.fn) for statement in two.values())
     layout = Layout(rows, tuple(latents), tuple(local), tuple(observed), smooth)
     _check_layout(layout)
     _check_prior(program, layout, two)
@@ -221,7 +226,7 @@ def laid_out(program: Callable[..., Any], row: Mapping[str, np.ndarray], groups:
 
 
 def _has_kink(fn: Any) -> bool:
-    """Of a Laplace distribution all curvature is in one point, where a Hessian does not see it."""
+    """Whether a distribution holds Laplace's, whose curvature is all in one point, where a Hessian does not see it."""
     import numpyro.distributions as dist
 
     if isinstance(fn, dist.Laplace | dist.AsymmetricLaplace | dist.AsymmetricLaplaceQuantile):
@@ -244,7 +249,7 @@ def _check_layout(layout: Layout) -> None:
         )
 
 
-def _check_prior(program: Callable[..., Any], layout: Layout, seen: Mapping[str, Site]) -> None:
+def _check_prior(program: Callable[..., Any], layout: Layout, seen: Mapping[str, Statement]) -> None:
     """The prior is read without data: it has to be the same with them."""
     from numpyro.distributions.transforms import biject_to
 
@@ -252,10 +257,10 @@ def _check_prior(program: Callable[..., Any], layout: Layout, seen: Mapping[str,
         return biject_to(seen[name].fn.support).inv(seen[name].value) if name in known else None
 
     known = {latent.name for latent in layout.latents}
-    without = executed(program, layout.nothing(), same)
+    without = run_program(program, layout.empty_row(), same)
     fixed = [name for name, axis in layout.observed if axis is None]
     for name in (*known, *fixed):
-        one, other = (np.asarray(site.fn.log_prob(seen[name].value)) for site in (seen[name], without[name]))
+        one, other = (np.asarray(statement.fn.log_prob(seen[name].value)) for statement in (seen[name], without[name]))
         if one.shape == other.shape and np.allclose(one, other, rtol=1e-6):
             continue
         if name in known:
@@ -273,12 +278,12 @@ def check_rows_apart(program: Callable[..., Any], layout: Layout, rows: Mapping[
 
     def found(some: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
         params, own = jnp.full(layout.size, 0.1), jnp.full(layout.local_size, 0.1)
-        known = {latent.name: latent.taken(params) for latent in layout.latents}
+        known = {latent.name: latent.take(params) for latent in layout.latents}
         for latent in layout.local:
-            known[latent.name] = (latent._replace(length=count) if by_row else latent).taken(own)
-        sites = executed(program, some, known.get)
+            known[latent.name] = (latent._replace(length=count) if by_row else latent).take(own)
+        statements = run_program(program, some, known.get)
         return {
-            name: np.moveaxis(np.asarray(sites[name].fn.log_prob(sites[name].value)), axis, 0)
+            name: np.moveaxis(np.asarray(statements[name].fn.log_prob(statements[name].value)), axis, 0)
             for name, axis in layout.observed
             if axis is not None
         }
@@ -295,9 +300,9 @@ def check_rows_apart(program: Callable[..., Any], layout: Layout, rows: Mapping[
                 )
 
 
-def _tried(program: Callable[..., Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Site]:
+def _try_program(program: Callable[..., Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Statement]:
     try:
-        return executed(program, arrays, lambda name: None, validate=True)
+        return run_program(program, arrays, lambda name: None, validate=True)
     except InputError:
         raise
     except Exception as error:
@@ -307,13 +312,13 @@ def _tried(program: Callable[..., Any], arrays: Mapping[str, np.ndarray]) -> dic
         ) from error
 
 
-def _length(sites: Mapping[str, Site], plate: str) -> int:
-    return next(site.plates[plate].size for site in sites.values() if plate in site.plates)
+def _length(statements: Mapping[str, Statement], plate: str) -> int:
+    return next(statement.plates[plate].size for statement in statements.values() if plate in statement.plates)
 
 
-def _row_axis(two: Site, three: Site) -> int | None:
+def _row_axis(two: Statement, three: Statement) -> int | None:
     """Which axis of an observation's log-probabilities grows with the rows, counted from the end."""
-    shapes = [np.shape(site.fn.log_prob(site.value)) for site in (two, three)]
+    shapes = [np.shape(statement.fn.log_prob(statement.value)) for statement in (two, three)]
     grown = [axis for axis in range(-len(shapes[0]), 0) if shapes[0][axis] != shapes[1][axis]]
     if len(grown) > 1 or len(shapes[0]) != len(shapes[1]):
         raise InputError(
@@ -324,35 +329,37 @@ def _row_axis(two: Site, three: Site) -> int | None:
     return grown[0] if grown else None
 
 
-def _support(site: Any) -> str:
+def _support(statement: Any) -> str:
     """Whether values are real numbers or exponentials of such."""
     from numpyro.distributions.transforms import ExpTransform, IdentityTransform, biject_to
 
-    transform = biject_to(site.fn.support)
+    transform = biject_to(statement.fn.support)
     transform = getattr(transform, "base_transform", transform)
     known = {IdentityTransform: "real", ExpTransform: "positive"}
     return known.get(type(transform), "other")
 
 
-def _unconstrained_shape(site: Site) -> tuple[int, ...]:
+def _unconstrained_shape(statement: Statement) -> tuple[int, ...]:
     from numpyro.distributions.transforms import biject_to
 
     try:
-        return tuple(biject_to(site.fn.support).inverse_shape(site.fn.shape()))
+        return tuple(biject_to(statement.fn.support).inverse_shape(statement.fn.shape()))
     except NotImplementedError:
-        raise InputError(f"model: {site.name} has a support without a transform: {site.fn.support}") from None
+        raise InputError(f"model: {statement.name} has a support without a transform: {statement.fn.support}") from None
 
 
-def prior_draws(program: Callable[..., Any], layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw_prior(program: Callable[..., Any], layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws of the global variables from their prior, unconstrained; and moments of those that are normal, else nan."""
     from numpyro.distributions.transforms import biject_to
 
     drawn, locations, scales = [], [], []
     for seed in range(DRAWS):
-        sites = executed(program, layout.nothing(), lambda name: None, seed)
-        mine = [(latent, sites[latent.name]) for latent in layout.latents]
-        drawn.append([biject_to(site.fn.support).inv(site.value) for _, site in mine])
-        moments = [[np.broadcast_to(m, latent.shape) for m in _normal_moments(site.fn)] for latent, site in mine]
+        statements = run_program(program, layout.empty_row(), lambda name: None, seed)
+        mine = [(latent, statements[latent.name]) for latent in layout.latents]
+        drawn.append([biject_to(statement.fn.support).inv(statement.value) for _, statement in mine])
+        moments = [
+            [np.broadcast_to(m, latent.shape) for m in _normal_moments(statement.fn)] for latent, statement in mine
+        ]
         locations.append([location for location, _ in moments])
         scales.append([scale for _, scale in moments])
     joined = [

@@ -184,7 +184,7 @@ class LinearRegression(LinearPredictor):
 
     @classmethod
     def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:
-        """With scales in the units of the targets, where they are not given and the noise is not."""
+        """A model whose scales are in the units of the targets, where neither they nor the noise are given."""
         if settings.get("noise") is not None:
             return cls(features=X.shape[1], **settings)
         size = float(np.sqrt(np.mean(np.square(y, dtype=float)))) or 1.0
@@ -221,7 +221,7 @@ class LinearRegression(LinearPredictor):
         return WeightsAndNoise.before_data(self.prior_precision(hyper), float(self.noise_scale))
 
     def doubts(self, posterior: Any) -> list[str]:
-        """With noise far above its scale, for which weights may have been held back too."""
+        """Doubts about weights, and about noise far above its scale, for which weights may have been held back too."""
         found = LinearPredictor.doubts(self, posterior)
         if self.noise is not None or self.given_prior is not None:
             return found

@@ -79,7 +79,7 @@ class GaussianMixture(AbstractModel):
         return Product({"components": Independent.of([one] * K), "weights": weights})
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From an array of rows, or `Weighted` ones."""
+        """Check an array of rows, or `Weighted` ones."""
         return shard_of_rows(self, site, raw, self.features)
 
     def expected_log_joint(self, mean: Any, X: Array) -> Array:

@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 Likelihood = Literal["softmax", "gaussian", "bernoulli"]
 
-# Of dense layers: deeper ones take minutes to compile, and wider ones fit into no memory.
+# The most dense layers, which take minutes to compile, and the most units of one, which fit into no memory.
 MOST_LAYERS, WIDEST = 100, 10**9
 # Draws of the parameters that the variance of a prediction is taken over.
 DRAWS = 256
@@ -58,7 +58,7 @@ class Dense(eqx.Module):
 
     @property
     def shapes(self) -> tuple[Layer, ...]:
-        """Of the parameters, which may be more than there is memory for."""
+        """The shapes of the parameters, of which there may be more than there is memory for."""
         return tuple(
             Layer(jax.ShapeDtypeStruct((inputs, outputs), np.float32), jax.ShapeDtypeStruct((outputs,), np.float32))
             for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False)
@@ -188,7 +188,7 @@ class Network(Predictor):
 
     @classmethod
     def for_data(cls, X: np.ndarray, y: np.ndarray, *, hidden: Sequence[int] = (50,), **settings: Any) -> Self:
-        """With these hidden layers between as many inputs as there are columns, and one output, or one per class."""
+        """A network with these hidden layers, an input for every column, and one output, or one per class."""
         likelihood = find_likelihood(settings.get("likelihood", "softmax"))
         return cls([X.shape[1], *hidden, likelihood().count_outputs(y)], **settings)
 

@@ -28,7 +28,7 @@ class Opening(eqx.Module):
         return ()
 
     def lay_out(self, site: int, raw: Any) -> Any:
-        """At a site: what the model is made of, found out on that site's data."""
+        """Find out, at a site, what the model is made of, from that site's data."""
         raise MissingCapability(f"{type(self).__name__} knows what it is made of")
 
     def with_layout(self, found: Any) -> Self:
@@ -36,7 +36,7 @@ class Opening(eqx.Module):
         raise MissingCapability(f"{type(self).__name__} knows what it is made of")
 
     def find_groups(self, site: int, raw: Any) -> tuple[np.ndarray, int]:
-        """At a site: which groups are there, and how many rows the largest has."""
+        """Find out, at a site, which groups it has, and how many rows the largest of them has."""
         raise MissingCapability(f"{type(self).__name__} has no groups")
 
     def with_groups(self, found: Sequence[tuple[np.ndarray, int]]) -> Self:

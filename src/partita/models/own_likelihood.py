@@ -13,7 +13,7 @@ from partita.families import Family
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array, precision
 from partita.foundation.shapes import PerRow
-from partita.models.base import AbstractModel, Hyper, Weighted, narrowed
+from partita.models.base import AbstractModel, Hyper, Weighted, narrow
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 
@@ -73,7 +73,7 @@ class Model(AbstractModel):
 
     @property
     def start(self) -> Family | None:
-        return narrowed(self.natural_prior({})) if self.init is None else self.init
+        return narrow(self.natural_prior({})) if self.init is None else self.init
 
     def shard(self, site: int, raw: Any) -> Shard:
         data, weights = (raw.data, raw.weights) if isinstance(raw, Weighted) else (raw, None)
@@ -86,7 +86,7 @@ class Model(AbstractModel):
         return make_shard(data, check_weights(site, weights, len(leaves[0]), self.dtype))
 
     def _check_log_prob(self, site: int, data: Any, rows: int) -> None:
-        """That the function takes a site's data, before anything is compiled."""
+        """Check that the function takes a site's data, before anything is compiled."""
         try:
             with precision(self.dtype):
                 shape = _shape_of(self.function, self.initial_hyper, _like(self.natural_prior({})), _like(data))

@@ -16,14 +16,14 @@ class Observed(NamedTuple):
     """A shard's rows; where there are local variables, its groups, each with as many rows as the largest."""
 
     arrays: Mapping[str, Array]
-    # Which rows of a group are there, and which of the program's groups it is; None, where rows have no groups.
-    there: Any
+    # Which rows of a group are not padding, and which of the program's groups it is; None where rows have no groups.
+    is_row: Any
     group: Any
     # Whether this is the site of the prior, which has no data.
     is_prior: Array
 
 
-class Laid(NamedTuple):
+class PreparedProgram(NamedTuple):
     """What a program is made of; and the Gaussian in the place of its prior, and whether that is the prior."""
 
     layout: Layout
@@ -76,17 +76,17 @@ def gather_groups(arrays: Mapping[str, np.ndarray], codes: np.ndarray, length: i
     # Group by group: each row's place in its own.
     order = np.argsort(index, kind="stable")
     place = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    chosen, there = np.repeat(first[:, None], most, axis=1), np.zeros((len(known), most), bool)
-    chosen[index[order], place], there[index[order], place] = order, True
+    chosen, is_row = np.repeat(first[:, None], most, axis=1), np.zeros((len(known), most), bool)
+    chosen[index[order], place], is_row[index[order], place] = order, True
     gathered = {name: array[chosen] for name, array in arrays.items()}
     group = known if length > 1 else np.zeros(len(known), np.int32)
-    return Observed(gathered, there, group, np.zeros(len(known), bool))
+    return Observed(gathered, is_row, group, np.zeros(len(known), bool))
 
 
 def stand_for_prior(layout: Layout, group_rows: int) -> Observed:
     """The row of a site without data, in the shape of the others'."""
-    arrays, there, group = layout.nothing(), None, None
+    arrays, is_row, group = layout.empty_row(), None, None
     if layout.local:
-        there, group = np.ones((1, group_rows), bool), np.zeros(1, np.int32)
+        is_row, group = np.ones((1, group_rows), bool), np.zeros(1, np.int32)
         arrays = {name: np.repeat(array[None], group_rows, axis=1) for name, array in arrays.items()}
-    return Observed(arrays, there, group, np.ones(1, bool))
+    return Observed(arrays, is_row, group, np.ones(1, bool))

@@ -18,8 +18,15 @@ from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, Weighted
 from partita.models.coefficients import Coefficients, name_place, normal_quantiles
 from partita.models.integrals import find_peak, log_integral
-from partita.models.layout import Layout, Site, check_rows_apart, executed, laid_out, prior_draws
-from partita.models.program_rows import Laid, Observed, PriorTerms, gather_groups, read_arrays, stand_for_prior
+from partita.models.layout import Layout, Statement, check_rows_apart, draw_prior, find_layout, run_program
+from partita.models.program_rows import (
+    Observed,
+    PreparedProgram,
+    PriorTerms,
+    gather_groups,
+    read_arrays,
+    stand_for_prior,
+)
 from partita.shards import Shard, check_weights, make_shard, rounded
 
 
@@ -35,7 +42,7 @@ class NumPyroModel(AbstractModel):
     scale: Array | None = None
     # Whether the prior is that Gaussian, or needs a site for the rest of it.
     is_gaussian: bool = eqx.field(static=True, default=True)
-    # To how many rows groups are padded, so that sites share one shape; each its own, if None.
+    # How many rows groups are padded to, so that sites share one shape; if None, each site pads to its largest.
     group_rows: int | None = eqx.field(static=True, default=None)
 
     steep: ClassVar[bool] = True
@@ -61,25 +68,25 @@ class NumPyroModel(AbstractModel):
         """The same model for shards like this one. No data are kept."""
         return self.with_layout(self.lay_out(0, like))
 
-    def lay_out(self, site: int, raw: Any) -> Laid:
+    def lay_out(self, site: int, raw: Any) -> PreparedProgram:
         rows = self._arrays(site, raw)
         row = {name: array[:1] for name, array in rows.items()}
         some = np.unique(np.linspace(0, len(rows[self.names[0]]) - 1, 3).astype(int))
         with precision(np.float64):
-            layout = laid_out(self.program, row, dict(self.local))
+            layout = find_layout(self.program, row, dict(self.local))
             check_rows_apart(
                 self.program, layout, {name: array[some] for name, array in rows.items()}, by_row=not self.local
             )
-            laid = Laid(layout, *self._base(layout))
+            laid = PreparedProgram(layout, *self._base(layout))
             self.with_layout(laid)._check_compiles(row)
         return laid
 
-    def with_layout(self, found: Laid) -> Self:
+    def with_layout(self, found: PreparedProgram) -> Self:
         layout, location, scale, is_gaussian = found
         return replace(self, layout=layout, location=location, scale=scale, is_gaussian=is_gaussian)
 
     def _check_compiles(self, row: Mapping[str, np.ndarray]) -> None:
-        numbers = jnp.zeros(self._sized().size), jnp.zeros(self._sized().local_size)
+        numbers = jnp.zeros(self._known_layout().size), jnp.zeros(self._known_layout().local_size)
         try:
             jax.eval_shape(lambda params, own, row: self._rows(self.run(params, own, row)), *numbers, row)
         except Exception as error:
@@ -88,7 +95,7 @@ class NumPyroModel(AbstractModel):
 
     def _base(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, bool]:
         """A Gaussian in the place of the prior: its moments, and whether it is the prior."""
-        draws, location, scale = prior_draws(self.program, layout)
+        draws, location, scale = draw_prior(self.program, layout)
         fixed = np.all(scale == scale[0], axis=0) & np.all(location == location[0], axis=0)
         mean, deviation = np.median(draws, axis=0), np.clip(draws.std(axis=0), 0.1, 1e3)
         mean, deviation = np.where(fixed, location[0], mean), np.where(fixed, scale[0], deviation)
@@ -96,13 +103,13 @@ class NumPyroModel(AbstractModel):
             raise InputError("model: draws of the prior are not finite: give every variable a proper prior")
         return mean, deviation, bool(np.all(fixed)) and all(axis is not None for _, axis in layout.observed)
 
-    def _sized(self) -> Layout:
+    def _known_layout(self) -> Layout:
         if self.layout is None:
             raise InputError("model: its size is not known before it has seen a shard: give from_numpyro like=shard")
         return self.layout
 
     def natural_prior(self, hyper: Hyper) -> Family:
-        self._sized()
+        self._known_layout()
         precision = 1 / jnp.asarray(self.scale) ** 2
         return GAUSSIANS[self.posterior].independent(jnp.asarray(self.location), precision)
 
@@ -111,8 +118,8 @@ class NumPyroModel(AbstractModel):
         return None if self.layout is None else super().start
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
-        layout = self._sized()
+        """Check arrays in the order of `data`, a dictionary of them, or `Weighted` ones."""
+        layout = self._known_layout()
         if isinstance(raw, PriorTerms):
             return make_shard(stand_for_prior(layout, self.group_rows or 1), np.ones(1))
         arrays = self._arrays(site, raw)
@@ -167,50 +174,50 @@ class NumPyroModel(AbstractModel):
         )
 
     def _log_likelihood(self, params: Array, data: Observed) -> Array:
-        layout = self._sized()
+        layout = self._known_layout()
         if not layout.local:
             return self._rows(self.run(params, None, data.arrays))
 
-        def of_group(arrays: Mapping[str, Array], there: Array, group: Array) -> Array:
-            joint = self._joint(arrays, there, group)
+        def of_group(arrays: Mapping[str, Array], is_row: Array, group: Array) -> Array:
+            joint = self._joint(arrays, is_row, group)
             return log_integral(joint, params, layout.local_size)
 
-        return jax.vmap(of_group)(data.arrays, data.there, data.group)
+        return jax.vmap(of_group)(data.arrays, data.is_row, data.group)
 
-    def _joint(self, arrays: Mapping[str, Array], there: Array, group: Array) -> Callable[[Array, Array], Array]:
+    def _joint(self, arrays: Mapping[str, Array], is_row: Array, group: Array) -> Callable[[Array, Array], Array]:
         """log p(y, u | θ) of one group, as a function of θ and its own variables u."""
 
         def joint(params: Array, own: Array) -> Array:
-            sites = self.run(params, own, arrays)
-            rows = jnp.sum(jnp.where(there, self._rows(sites), 0))
-            for latent in self._sized().local:
-                site = sites[latent.name]
-                values = site.fn.log_prob(site.value) + site.log_jacobian
+            statements = self.run(params, own, arrays)
+            rows = jnp.sum(jnp.where(is_row, self._rows(statements), 0))
+            for latent in self._known_layout().local:
+                statement = statements[latent.name]
+                values = statement.fn.log_prob(statement.value) + statement.log_jacobian
                 rows += jnp.sum(jnp.take(values, group, axis=latent.axis))
             return rows
 
         return joint
 
-    def _rows(self, sites: dict[str, Site]) -> Array:
+    def _rows(self, statements: dict[str, Statement]) -> Array:
         total: Any = 0.0
-        for name, axis in self._sized().observed:
+        for name, axis in self._known_layout().observed:
             if axis is not None:
-                values = jnp.moveaxis(sites[name].fn.log_prob(sites[name].value), axis, 0)
+                values = jnp.moveaxis(statements[name].fn.log_prob(statements[name].value), axis, 0)
                 total += jnp.sum(values.reshape(len(values), -1), axis=1)
         return total
 
     def log_prior(self, params: Array) -> Array:
         """log p(θ) of all global variables, in unconstrained space."""
-        layout = self._sized()
+        layout = self._known_layout()
         own = jnp.zeros(layout.local_size, params.dtype) if layout.local else None
-        sites = self.run(params, own, layout.nothing())
+        statements = self.run(params, own, layout.empty_row())
         total = jnp.zeros((), params.dtype)
         for latent in layout.latents:
-            site = sites[latent.name]
-            total += jnp.sum(site.fn.log_prob(site.value)) + jnp.sum(site.log_jacobian)
+            statement = statements[latent.name]
+            total += jnp.sum(statement.fn.log_prob(statement.value)) + jnp.sum(statement.log_jacobian)
         for name, axis in layout.observed:
             if axis is None:
-                total += jnp.sum(sites[name].fn.log_prob(sites[name].value))
+                total += jnp.sum(statements[name].fn.log_prob(statements[name].value))
         return total
 
     def _log_prior_terms(self, params: Array, data: Observed) -> Array:
@@ -218,40 +225,43 @@ class NumPyroModel(AbstractModel):
         beside = self.log_prior(params) - MeanField.from_moments(self.location, self.scale).log_prob(params)
         return jnp.broadcast_to(beside, data.is_prior.shape)
 
-    def run(self, params: Array, own: Array | None, arrays: Mapping[str, Array]) -> dict[str, Site]:
+    def run(self, params: Array, own: Array | None, arrays: Mapping[str, Array]) -> dict[str, Statement]:
         """Run the program with these values of its variables, unconstrained."""
-        layout = self._sized()
-        known = {latent.name: latent.taken(params) for latent in layout.latents}
+        layout = self._known_layout()
+        known = {latent.name: latent.take(params) for latent in layout.latents}
         if own is not None:
-            known |= {latent.name: latent.taken(own) for latent in layout.local}
-        return executed(self.program, arrays, known.get)
+            known |= {latent.name: latent.take(own) for latent in layout.local}
+        return run_program(self.program, arrays, known.get)
 
     def observed(self, data: Observed) -> dict[str, Array]:
-        """Only where rows are rows: groups are padded, and have variables of their own."""
-        layout = self._sized()
+        """What was observed of each row; nothing where there are groups, which are padded."""
+        layout = self._known_layout()
         if layout.local:
             return {}
-        sites = self.run(jnp.zeros(layout.size), None, data.arrays)
-        return {name: _rows_first(sites[name].fn, sites[name].value, axis) for name, axis in self._shown(sites)}
+        statements = self.run(jnp.zeros(layout.size), None, data.arrays)
+        return {
+            name: _rows_first(statements[name].fn, statements[name].value, axis)
+            for name, axis in self._row_observations(statements)
+        }
 
-    def _shown(self, sites: Mapping[str, Site]) -> list[tuple[str, int]]:
+    def _row_observations(self, statements: Mapping[str, Statement]) -> list[tuple[str, int]]:
         """What was observed of rows; terms that are only added to the log likelihood were not."""
         import numpyro.distributions as dist
 
         return [
             (name, axis)
-            for name, axis in self._sized().observed
-            if axis is not None and not isinstance(sites[name].fn, dist.Unit)
+            for name, axis in self._known_layout().observed
+            if axis is not None and not isinstance(statements[name].fn, dist.Unit)
         ]
 
     def replicated(self, params: Array, data: Observed, hyper: Hyper, key: Array) -> dict[str, Array]:
-        layout = self._sized()
+        layout = self._known_layout()
         if layout.local:
             return {}
-        sites = self.run(params, None, data.arrays)
+        statements = self.run(params, None, data.arrays)
         drawn = {}
-        for number, (name, axis) in enumerate(self._shown(sites)):
-            fn, value = sites[name].fn, sites[name].value
+        for number, (name, axis) in enumerate(self._row_observations(statements)):
+            fn, value = statements[name].fn, statements[name].value
             # A distribution may be narrower than what was observed of it.
             wide = fn.expand(jnp.shape(fn.log_prob(value)))
             new = wide.sample(jax.random.fold_in(key, number)).astype(jnp.result_type(value))
@@ -261,11 +271,11 @@ class NumPyroModel(AbstractModel):
     def named(self, draws: Any) -> dict[str, np.ndarray]:
         """Constrained values of the program's global variables, by name; a row for each draw."""
         with precision(np.float64):
-            return on_host(_constrained(self, jnp.asarray(draws)))
+            return on_host(_constrain(self, jnp.asarray(draws)))
 
     def coefficients(self, posterior: Family) -> Coefficients:
         """Global variables that are real numbers; beside them, single ones that are positive."""
-        latents = self._sized().latents
+        latents = self._known_layout().latents
         real = [latent for latent in latents if latent.support == "real"]
         positive = {
             latent.name: latent.start for latent in latents if latent.support == "positive" and not latent.shape
@@ -290,7 +300,7 @@ class NumPyroModel(AbstractModel):
 
         Given θ they are Gaussian around their mode, in unconstrained space.
         """
-        layout = self._sized()
+        layout = self._known_layout()
         if not layout.local:
             raise InputError("sample_local: the program has no local variables")
         key = jax.random.key(key) if isinstance(key, int | np.integer) else key
@@ -308,28 +318,30 @@ def _rows_first(fn: Any, value: Array, axis: int) -> Array:
 
 
 @eqx.filter_jit
-def _constrained(model: NumPyroModel, draws: Array) -> dict[str, Array]:
-    layout = model._sized()
+def _constrain(model: NumPyroModel, draws: Array) -> dict[str, Array]:
+    layout = model._known_layout()
 
     def one(params: Array) -> dict[str, Array]:
         own = jnp.zeros(layout.local_size, params.dtype) if layout.local else None
-        sites = model.run(params, own, layout.nothing())
-        return {latent.name: sites[latent.name].value for latent in layout.latents}
+        statements = model.run(params, own, layout.empty_row())
+        return {latent.name: statements[latent.name].value for latent in layout.latents}
 
     return jax.vmap(one)(draws)
 
 
 @eqx.filter_jit
 def _local_draws(model: NumPyroModel, draws: Array, noise: Array, data: Observed) -> dict[str, Array]:
-    layout = model._sized()
+    layout = model._known_layout()
 
-    def of_group(params: Array, z: Array, arrays: Mapping[str, Array], there: Array, group: Array) -> dict[str, Array]:
-        peak = find_peak(model._joint(arrays, there, group), params, layout.local_size)
-        sites = model.run(params, peak.mode + peak.root @ z, arrays)
-        return {latent.name: jnp.take(sites[latent.name].value, group, axis=latent.axis) for latent in layout.local}
+    def of_group(params: Array, z: Array, arrays: Mapping[str, Array], is_row: Array, group: Array) -> dict[str, Array]:
+        peak = find_peak(model._joint(arrays, is_row, group), params, layout.local_size)
+        statements = model.run(params, peak.mode + peak.root @ z, arrays)
+        return {
+            latent.name: jnp.take(statements[latent.name].value, group, axis=latent.axis) for latent in layout.local
+        }
 
     groups = jax.vmap(of_group, (None, 0, 0, 0, 0))
-    return jax.lax.map(lambda two: groups(two[0], two[1], data.arrays, data.there, data.group), (draws, noise))
+    return jax.lax.map(lambda two: groups(two[0], two[1], data.arrays, data.is_row, data.group), (draws, noise))
 
 
 def from_numpyro(

@@ -80,7 +80,7 @@ class LatentDirichletAllocation(AbstractModel):
         return Dirichlet.from_concentration(drawn.astype(self.dtype))
 
     def shard(self, site: int, raw: Any) -> Shard:
-        """From counts, documents by words; documents without words are left out, and short ones come first."""
+        """Check counts, documents by words. Documents without words are left out, and short ones come first."""
         data, order = self._read(site, raw)
         return make_shard(data, np.ones(len(order), self.dtype))
 
@@ -106,16 +106,16 @@ class LatentDirichletAllocation(AbstractModel):
         order = np.argsort(lengths[kept], kind="stable")
         kept = kept[order]
         place = np.arange(rounded(int(lengths.max())))
-        there = place < lengths[kept][:, None]
-        index = np.where(there, matrix.indptr[kept][:, None] + place, 0)
-        words = np.where(there, matrix.indices[index], 0).astype(np.int32)
-        counts = np.where(there, matrix.data[index], 0).astype(self.dtype)
+        is_word = place < lengths[kept][:, None]
+        index = np.where(is_word, matrix.indptr[kept][:, None] + place, 0)
+        words = np.where(is_word, matrix.indices[index], 0).astype(np.int32)
+        counts = np.where(is_word, matrix.data[index], 0).astype(self.dtype)
         return Documents(words, counts), order
 
     def expected_log_prob(self, mean: Any, data: Documents, hyper: Hyper) -> PerRow:
         """A bound for each document, with the best shares of topics; gradients pass by how these were found."""
         table = _table(mean.expected_log)
-        parts = _in_parts(data)
+        parts = _cut_into_parts(data)
         fixed = jax.lax.stop_gradient(table)
         gamma = jax.lax.map(lambda part: self._shares(fixed, part), parts)
         bound = jax.checkpoint(lambda pair: self._bound(table, *pair))
@@ -140,7 +140,7 @@ class LatentDirichletAllocation(AbstractModel):
         total = jnp.sum(data.counts, axis=1)
         start = jnp.broadcast_to((alpha + total / self.topics)[:, None], (len(total), self.topics))
 
-        def ascended(likely: Array, counts: Array) -> Array:
+        def ascend(likely: Array, counts: Array) -> Array:
             def step(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
                 number, gamma, _ = carry
                 weight = jnp.exp(_expected_logs(gamma))
@@ -154,7 +154,7 @@ class LatentDirichletAllocation(AbstractModel):
             first = (jnp.zeros((), jnp.int32), start, jnp.asarray(jnp.inf, start.dtype))
             return jax.lax.while_loop(again, step, first)[1]
 
-        return _cut(table, data, ascended)
+        return _cut(table, data, ascend)
 
     def _bound(self, table: "Table", data: Documents, gamma: Array) -> Array:
         alpha, K = self.document_concentration, self.topics
@@ -198,8 +198,8 @@ def _cut(table: Table, data: Documents, function: Callable[[Array, Array], Array
     return jax.lax.cond(longest <= sizes[0], *(cut(size) for size in sizes))
 
 
-def _in_parts(data: Documents) -> Documents:
-    """With a leading axis of parts that are worked on one after the other; the last one is filled up."""
+def _cut_into_parts(data: Documents) -> Documents:
+    """Cut rows into parts along a leading axis, for work on one after the other; the last part is filled up."""
     size = min(AT_ONCE, len(data.words))
     parts = -(-len(data.words) // size)
     extra = parts * size - len(data.words)
@@ -209,5 +209,5 @@ def _in_parts(data: Documents) -> Documents:
 @eqx.filter_jit
 def _all_shares(model: LatentDirichletAllocation, posterior: Any, data: Documents) -> Array:
     table = _table(posterior.mean().expected_log)
-    gamma = jax.lax.map(lambda part: model._shares(table, part), _in_parts(data))
+    gamma = jax.lax.map(lambda part: model._shares(table, part), _cut_into_parts(data))
     return gamma.reshape(-1, model.topics)[: len(data.words)]

@@ -18,11 +18,11 @@ from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
     is_surely_inside,
-    larger,
+    larger_floor,
     lower_bound,
-    lowered,
     rounding_floor,
-    shifted,
+    shift_cone,
+    subtract_floor,
 )
 from partita.foundation.runtime import same_structure
 from partita.models import Hyper
@@ -155,8 +155,7 @@ class Ledger:
         if least == 0:
             return True
         with np.errstate(over="ignore", invalid="ignore"):
-            start, end = self.posterior.cone(), (self.posterior * change).cone()
-            if admissible_share(start, end, self.floor_with(end)) < least:
+            if admissible_share(*self._way(change)) < least:
                 return False
             return bool(find_unburied_shares(self, [site], Family.stack([change]), least)[0] > 0)
 
@@ -225,7 +224,7 @@ class Ledger:
         check_prior(prior)
         posterior = self.posterior * (prior / self.prior)
         start, end = self.posterior.cone(), posterior.cone()
-        share = min(admissible_share(start, end, self._floor), self._others_share([], start, end))
+        share = min(admissible_share(start, end, self._floor), self._others_share([], start, end, self.floor_with(end)))
         if share < 1 or not allowed(posterior):
             return False
         self.prior, self.posterior = prior, posterior
@@ -234,8 +233,7 @@ class Ledger:
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior and every cavity proper."""
-        start, end = self.posterior.cone(), (self.posterior * total).cone()
-        floor = self.floor_with(end)
+        start, end, floor = self._way(total)
         share = admissible_share(start, end, floor)
         if len(sites) > 1:
             cavities = self.cavities(sites)
@@ -243,13 +241,12 @@ class Ledger:
             moved = cavities * total.divide_rows(changes)
             share = min(share, admissible_share(cavities.cone(), moved.cone(), floor))
         if len(sites) < self.sites:
-            share = min(share, self._others_share(sites, start, end))
+            share = min(share, self._others_share(sites, start, end, floor))
         return share
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         """The largest share of one site's change that keeps the posterior and these cavities of all sites proper."""
-        start, end = self.posterior.cone(), (self.posterior * change).cone()
-        floor = self.floor_with(end)
+        start, end, floor = self._way(change)
         share = admissible_share(start, end, floor)
         if self.sites > 1:
             # A site's own cavity does not move with it.
@@ -259,7 +256,12 @@ class Ledger:
 
     def floor_with(self, end: Cone) -> Cone:
         """What cannot be told from zero beside the largest numbers that were added up, these among them."""
-        return larger(self._floor, rounding_floor(end))
+        return larger_floor(self._floor, rounding_floor(end))
+
+    def _way(self, change: Family) -> tuple[Cone, Cone, Cone]:
+        """Where the posterior is, where a change would lead it, and what cannot be told from zero there."""
+        end = (self.posterior * change).cone()
+        return self.posterior.cone(), end, self.floor_with(end)
 
     def bound(self) -> Cone | None:
         """A lower bound of all cavities, if there is one."""
@@ -274,7 +276,7 @@ class Ledger:
         share, self.posterior, cavities = self._verify(sites, changes, share, allowed)
         self._floor = self.floor_with(self.posterior.cone())
         if weakest is not None:
-            weakest = shifted(weakest, start, self.posterior.cone())
+            weakest = shift_cone(weakest, start, self.posterior.cone())
             own = (cavity.cone() for cavity in cavities.rows())
             weakest = lower_bound((weakest, *own)) if is_surely_inside(weakest) else None
         self._weakest = weakest
@@ -330,21 +332,20 @@ class Ledger:
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
         divided = posterior.divide_rows(own)
-        if is_surely_inside(lowered(divided.cone(), rounding_floor(posterior.cone()))):
+        if is_surely_inside(subtract_floor(divided.cone(), rounding_floor(posterior.cone()))):
             return divided
         factors = self._factors.copy()
         factors.put_rows(sites, own)
         return self.prior.times_rows(factors.products_of_others().take_rows(sites))
 
-    def _others_share(self, sites: Sequence[int], start: Cone, end: Cone) -> float:
+    def _others_share(self, sites: Sequence[int], start: Cone, end: Cone, floor: Cone) -> float:
         """What the cavities of all other sites allow: by the bound, and exactly only where the bound does not do."""
         bound = self.bound()
-        floor = self.floor_with(end)
-        share = 0.0 if bound is None else admissible_share(bound, shifted(bound, start, end), floor)
+        share = 0.0 if bound is None else admissible_share(bound, shift_cone(bound, start, end), floor)
         if share < 1:
             mine = set(sites)
             cones = [self.cavity(site).cone() for site in range(self.sites) if site not in mine]
-            share = min(admissible_share(cone, shifted(cone, start, end), floor) for cone in cones)
+            share = min(admissible_share(cone, shift_cone(cone, start, end), floor) for cone in cones)
             self._weakest = lower_bound(cones)
         return share
 

@@ -11,7 +11,14 @@ import jax
 import numpy as np
 
 from partita.families import Cone, Family
-from partita.families.cone import ROUNDING, admissible_share, is_surely_inside, lowered, rounding_floor, shifted
+from partita.families.cone import (
+    ROUNDING,
+    admissible_share,
+    is_surely_inside,
+    rounding_floor,
+    shift_cone,
+    subtract_floor,
+)
 
 # Where a smaller share of all changes would be left than this, each site has a share of its own.
 TOGETHER = 0.05
@@ -120,7 +127,7 @@ def _unburied_share(
         lost = jax.tree.map(lambda floor: times * floor, rounding_floor(end.cone()))
         if not np.any(_exceeding(_sizes_of_rows(Family.stack([end])), usual)):
             return share
-        seen = is_surely_inside(lowered(end.cone() if alone else cavity.cone(), lost))
+        seen = is_surely_inside(subtract_floor(end.cone() if alone else cavity.cone(), lost))
         if seen and is_surely_inside(end.cone()) and end.kl(ledger.posterior) <= FARTHEST:
             return share
         share /= 2
@@ -147,7 +154,7 @@ def _most_in_the_way(ledger: HasRoom, changes: Family) -> list[int]:
     bound = ledger.bound() or start
     rows = changes.rows()
     ends = [(ledger.posterior * row ** float(len(rows))).cone() for row in rows]
-    found = [admissible_share(bound, shifted(bound, start, end), ledger.floor_with(end)) for end in ends]
+    found = [admissible_share(bound, shift_cone(bound, start, end), ledger.floor_with(end)) for end in ends]
     return sorted(range(len(found)), key=found.__getitem__)
 
 

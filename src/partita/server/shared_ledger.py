@@ -43,8 +43,7 @@ class SharedLedger(Ledger):
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior proper, and with it every cavity."""
-        end = (self.posterior * total).cone()
-        return admissible_share(self.posterior.cone(), end, self.floor_with(end))
+        return admissible_share(*self._way(total))
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         return self.share([site], change, change)

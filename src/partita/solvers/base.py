@@ -1,6 +1,7 @@
 """What a solver is: it refines one site's factor by working on that site's local free energy."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -121,17 +122,30 @@ class Batches(eqx.Module):
         shard, size = self.problem.shard, self.size
         epoch, within = number // self.per_epoch, number % self.per_epoch
 
-        def shuffled() -> Array:
+        def shuffle() -> Array:
             key = jax.random.fold_in(self.key, epoch)
             order = shard.shuffled_blocks(key, size) if self.blocks else shard.shuffled(key)
             return order.astype(jnp.int32)
 
-        order = jax.lax.cond(within == 0, shuffled, lambda: order)
+        order = jax.lax.cond(within == 0, shuffle, lambda: order)
         return self.problem.on(shard.epoch_batch(order, within, size)), order
 
 
-def rounding(free_energy: Array) -> Array:
-    """How well a free energy is known: not better than this."""
+def halve_until(will_do: Callable[[Array], Array], first: Array) -> tuple[Array, Array]:
+    """The first of ρ, ρ/2, ρ/4, … that will do, and whether there was one."""
+
+    def again(carry: tuple[Array, Array]) -> Array:
+        return ~will_do(carry[0]) & (carry[1] < HALVINGS)
+
+    def halve(carry: Any) -> Any:
+        return 0.5 * carry[0], carry[1] + 1
+
+    step_size, halvings = jax.lax.while_loop(again, halve, (first, jnp.zeros((), jnp.int32)))
+    return step_size, halvings < HALVINGS
+
+
+def rounding_error(free_energy: Array) -> Array:
+    """By how much rounding may change a free energy."""
     return ROUNDING * jnp.finfo(free_energy.dtype).eps * (1 + jnp.abs(free_energy))
 
 

@@ -9,7 +9,7 @@ from partita.families import Family, inner
 from partita.foundation.checks import check_count, check_not_negative
 from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.solvers.base import HALVINGS, Outcome, Solver, SolverInfo, all_finite, relative_change, rounding
+from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite, halve_until, relative_change, rounding_error
 
 # The share of the gain that the slope promises which a step has to bring (Armijo, 1966).
 SUFFICIENT = 1e-4
@@ -59,7 +59,7 @@ class ConjugateGradient(Solver):
         q = problem.cavity * state.factor
         value, message = problem.message(q, key)
         gradient = message / state.factor
-        seen = _lowered(q, gradient)
+        seen = _multiply_by_fisher(q, gradient)
         square = inner(gradient, seen)
         bend = jnp.maximum((square - inner(state.gradient, seen)) / jnp.maximum(state.square, 1e-300), 0)
         bend = jnp.where(state.number == 0, 0, bend)
@@ -68,14 +68,14 @@ class ConjugateGradient(Solver):
         uphill = slope > 0
         direction = jax.tree.map(lambda a, b: jnp.where(uphill, a, b), direction, gradient)
         slope = jnp.asarray(jnp.where(uphill, slope, square))
-        step_size, possible = self._searched(problem, q, direction, slope, value, state.step_size, key)
+        step_size, possible = self._search(problem, q, direction, slope, value, state.step_size, key)
         finite = all_finite((value, gradient))
         good = finite & possible
         moved = jax.tree.map(lambda t, d: jnp.where(good, t + step_size * d, t), state.factor, direction)
         settled = relative_change(moved, state.factor) <= self.tolerance
         # Where no step brings enough there is nothing left to gain, or the search went wrong.
         now = value - q.kl(problem.cavity)
-        exhausted = slope <= rounding(now)
+        exhausted = slope <= rounding_error(now)
         stuck = jnp.where(exhausted, Outcome.CONVERGED, Outcome.HELD_BACK)
         outcome = jnp.where(
             finite,
@@ -93,25 +93,20 @@ class ConjugateGradient(Solver):
             outcome,
         )
 
-    def _searched(
+    def _search(
         self, problem: LocalProblem, q: Family, direction: Family, slope: Array, value: Array, first: Array, key: Array
     ) -> tuple[Array, Array]:
         """The first of ρ, ρ/2, ρ/4, … that is proper and brings enough, and whether there was one."""
         now = value - q.kl(problem.cavity)
 
-        def too_long(carry: tuple[Array, Array]) -> Array:
-            step_size, halvings = carry
+        def will_do(step_size: Array) -> Array:
             moved = jax.tree.map(lambda a, d: a + step_size * d, q, direction)
             enough = problem.free_energy(moved, key) >= now + SUFFICIENT * step_size * slope
-            return ~(moved.is_proper() & enough) & (halvings < HALVINGS)
+            return moved.is_proper() & enough
 
-        def halved(carry: Any) -> Any:
-            return 0.5 * carry[0], carry[1] + 1
-
-        step_size, halvings = jax.lax.while_loop(too_long, halved, (first, jnp.zeros((), jnp.int32)))
-        return step_size, halvings < HALVINGS
+        return halve_until(will_do, first)
 
 
-def _lowered(q: Family, direction: Family) -> Any:
+def _multiply_by_fisher(q: Family, direction: Family) -> Any:
     """The Fisher information times a direction: how the mean parameters move with it."""
     return jax.jvp(lambda density: density.mean(), (q,), (direction,))[1]

@@ -1,6 +1,6 @@
 """Fixed-point iteration of the local free energy: natural gradients, mirror descent, analytic updates."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from partita.families import Family
 from partita.foundation.checks import check_count, check_not_negative, check_share
 from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.solvers.base import HALVINGS, Outcome, Solver, SolverInfo, all_finite, relative_change, rounding
+from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite, halve_until, relative_change, rounding_error
 
 # Where expectations overflow, from a wide prior say, any step looks like progress; one may still not go further.
 LARGEST_KL = 1e8
@@ -91,7 +91,7 @@ class FixedPoint(Solver):
         finite = all_finite((value, change))
         candidate = state.factor * change**step_size
         moved = jax.tree.map(lambda a, b: jnp.where(finite & possible, a, b), candidate, state.factor)
-        # By where the message leads: a step that had to be halved moves little, and yet there is more to come.
+        # Convergence is judged by where the message leads, because a step that had to be halved moves little.
         settled = relative_change(message, state.factor) <= self.tolerance
         outcome = jnp.where(
             finite,
@@ -113,7 +113,7 @@ class FixedPoint(Solver):
         """The first of ρ, ρ/2, ρ/4, … that will do, and whether there was one."""
         anchor = local.cavity * state.factor
         now = value - state.posterior.kl(local.cavity)
-        target = now - rounding(now)
+        target = now - rounding_error(now)
         searching = self.step_size == "auto" and not local.model.conjugate
 
         def will_do(step_size: Array) -> Array:
@@ -122,11 +122,4 @@ class FixedPoint(Solver):
                 return moved.is_proper()
             return (local.free_energy(moved, key) >= target) & (state.posterior.kl(moved) <= LARGEST_KL)
 
-        def too_large(carry: tuple[Array, Array]) -> Array:
-            return ~will_do(carry[0]) & (carry[1] < HALVINGS)
-
-        def halved(carry: Any) -> Any:
-            return 0.5 * carry[0], carry[1] + 1
-
-        step_size, halvings = jax.lax.while_loop(too_large, halved, (state.step_size, jnp.zeros((), jnp.int32)))
-        return step_size, halvings < HALVINGS
+        return halve_until(will_do, state.step_size)

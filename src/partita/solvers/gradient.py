@@ -72,13 +72,13 @@ class Gradient(Solver):
         batches = Batches(problem, self.batch_size, jax.random.fold_in(key, 0), self.blocks)
         first, _ = batches.take(jnp.asarray(0), batches.start())
         value = first.expected_log_prob(posterior.mean() if problem.expectation.of_mean else posterior, key)
-        free, steps, outcome = self._optimised(batches, posterior, key)
+        free, steps, outcome = self._optimise(batches, posterior, key)
         refined = posterior.from_free(free)
         good = refined.is_proper()
         refined = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, problem.cavity * factor)
         return refined, SolverInfo(value, steps, jnp.where(good, outcome, Outcome.NOT_FINITE))
 
-    def _optimised(self, batches: Batches, posterior: Family, key: Array) -> tuple[Any, Array, Array]:
+    def _optimise(self, batches: Batches, posterior: Family, key: Array) -> tuple[Any, Array, Array]:
         transform = self._transform()
         limit = batches.limit(self.epochs, self.steps)
         needs_value = isinstance(transform, optax.GradientTransformationExtraArgs)
@@ -124,13 +124,13 @@ def natural_means(optimiser: optax.GradientTransformation) -> optax.GradientTran
     2010). Those of its log scales are left as they are.
     """
 
-    def scaled(updates: Any, params: Any) -> Any:
+    def scale_means(updates: Any, params: Any) -> Any:
         if len(params) != 2:
             raise InputError('natural_means: needs a diagonal Gaussian: posterior="mean-field"')
         (location, log_scale), (_, scales) = updates, params
         return jax.tree.map(lambda g, s: g * jnp.exp(2 * s), location, scales), log_scale
 
-    return optax.chain(optax.stateless(scaled), optimiser)
+    return optax.chain(optax.stateless(scale_means), optimiser)
 
 
 def _largest(gradient: Any) -> Array:

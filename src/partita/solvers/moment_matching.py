@@ -75,17 +75,17 @@ class MomentMatching(Solver):
     def value(self, problem: LocalProblem, posterior: Family, factor: Family | None, key: Array) -> Array:
         if factor is None:
             return super().value(problem, posterior, None, key)
-        return self._matched(problem, posterior, factor, key)[0]
+        return self._match(problem, posterior, factor, key)[0]
 
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
         if self.each_row:
-            return self._swept(problem, posterior, key)
+            return self._sweep_rows(problem, posterior, key)
 
         def step(number: Array, state: _State) -> _State:
             base = state.posterior if problem.anchor is None else problem.anchor
-            value, matched = self._matched(problem, base, state.factor, jax.random.fold_in(key, number))
+            value, matched = self._match(problem, base, state.factor, jax.random.fold_in(key, number))
             change = (matched / state.posterior) ** (1 / self.power)
             candidate = problem.cavity * state.factor * change
             finite = all_finite((value, change))
@@ -103,30 +103,30 @@ class MomentMatching(Solver):
         end = jax.lax.fori_loop(0, self.steps, step, start)
         return end.posterior, SolverInfo(end.first_value, jnp.asarray(self.steps), end.outcome)
 
-    def _matched(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
+    def _match(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         """log E_q[(p / t)^α] / α + E_q[log t], which stands for E_q[log p]; and the density with the tilted moments."""
         if not q.is_gaussian:
-            return self._weighted(problem, q, factor, key)
+            return self._match_draws(problem, q, factor, key)
         gaussian = q.as_gaussian("MomentMatching")
         if problem.has_one_predictor:
-            return self._projected(gaussian, factor, problem.shard.data.X[0], problem.row_log_prob(0))
+            return self._match_along(gaussian, factor, problem.shard.data.X[0], problem.row_log_prob(0))
         if gaussian.is_vector and gaussian.size == 1:
             log_prob = jax.vmap(lambda theta: problem.log_prob(theta[None]))
-            return self._projected(gaussian, factor, jnp.ones(1, q.dtype), log_prob)
-        return self._weighted(problem, q, factor, key)
+            return self._match_along(gaussian, factor, jnp.ones(1, q.dtype), log_prob)
+        return self._match_draws(problem, q, factor, key)
 
-    def _projected(
+    def _match_along(
         self, q: AbstractGaussian, factor: Family, x: Vector, log_prob: Callable[[Array], Array]
     ) -> tuple[Scalar, Family]:
         """Over f = xᵀθ, at nodes where the posterior is, then twice where the tilted distribution was found to be."""
         cavity = q / factor.as_gaussian("MomentMatching") ** self.power
-        m, v = _predictor(cavity, x)
-        log_z, centre, spread = self._tilted((m, v), _predictor(q, x), log_prob)
+        m, v = _find_moments(cavity, x)
+        log_z, centre, spread = self._tilt((m, v), _find_moments(q, x), log_prob)
         ratio = log_z + cavity.log_partition() - q.log_partition()
         value = ratio / self.power + inner(factor, q.mean())
         return value, cavity.matched_along(x, (m, v), (centre, spread))
 
-    def _tilted(
+    def _tilt(
         self, cavity: Moments, near: Moments, log_prob: Callable[[Array], Array]
     ) -> tuple[Scalar, Scalar, Scalar]:
         """log Z, mean and variance of N(f; cavity) p(f)^α, with nodes placed near something else first."""
@@ -143,34 +143,34 @@ class MomentMatching(Solver):
             spread = jnp.maximum(share @ (f - centre) ** 2, TINY)
         return log_z, centre, spread
 
-    def _swept(self, problem: LocalProblem, posterior: Family, key: Array) -> tuple[Family, SolverInfo]:
-        """Parallel EP over the rows of a shard: sites exp(g f - h f² / 2) over their predictors."""
+    def _sweep_rows(self, problem: LocalProblem, posterior: Family, key: Array) -> tuple[Family, SolverInfo]:
+        """Parallel EP over the rows of a shard: terms exp(g f - h f² / 2) over their predictors."""
         model, X, weights = problem.model, problem.shard.data.X, problem.shard.weights
         if not (model.projected and model.outputs == 1 and posterior.is_full):
             raise InputError("MomentMatching: each_row needs one linear predictor and a full Gaussian")
 
         cavity = problem.cavity.as_gaussian("MomentMatching")
 
-        def with_sites(g: Array, h: Array) -> AbstractGaussian:
+        def multiply_terms(g: Array, h: Array) -> AbstractGaussian:
             return cavity * cavity.quadratic_along(X, g, h)
 
-        def matched(row: Array, m: Array, v: Array, g: Array, h: Array) -> tuple[Array, Array]:
+        def match(row: Array, m: Array, v: Array, g: Array, h: Array) -> tuple[Array, Array]:
             precision = 1 / v - self.power * h
             cavity = ((m / v - self.power * g) / precision, 1 / precision)
-            _, centre, spread = self._tilted(cavity, (m, v), problem.row_log_prob(row))
+            _, centre, spread = self._tilt(cavity, (m, v), problem.row_log_prob(row))
             change = (centre / spread - m / v) / self.power, (1 / spread - 1 / v) / self.power
             good = all_finite(change) & (precision > 0) & (weights[row] > 0)
             return jax.tree.map(lambda a: jnp.where(good, self.share * a, 0), change)
 
-        def sweep(_: Array, sites: tuple[Array, Array]) -> tuple[Array, Array]:
-            g, h = sites
-            m, v = with_sites(g, h).moments_along(X)
-            by_g, by_h = jax.vmap(matched)(jnp.arange(len(m)), m, jnp.maximum(v, TINY), g, h)
+        def sweep(_: Array, terms: tuple[Array, Array]) -> tuple[Array, Array]:
+            g, h = terms
+            m, v = multiply_terms(g, h).moments_along(X)
+            by_g, by_h = jax.vmap(match)(jnp.arange(len(m)), m, jnp.maximum(v, TINY), g, h)
             return g + by_g, h + by_h
 
         nothing = jnp.zeros(len(weights), posterior.dtype)
         g, h = jax.lax.fori_loop(0, self.steps, sweep, (nothing, nothing))
-        refined = with_sites(g, h)
+        refined = multiply_terms(g, h)
         finite = all_finite(refined)
         good = refined.is_proper() & finite
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, posterior)
@@ -178,7 +178,7 @@ class MomentMatching(Solver):
         outcome = jnp.where(good, Outcome.STEPS_DONE, jnp.where(finite, Outcome.HELD_BACK, Outcome.NOT_FINITE))
         return kept, SolverInfo(value, jnp.asarray(self.steps), outcome)
 
-    def _weighted(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
+    def _match_draws(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         params = q.sample(key, (self.draws,))
         statistics = jax.vmap(q.statistics)(params)
         log_factor = jax.vmap(lambda one: inner(factor, one))(statistics)
@@ -193,7 +193,7 @@ class MomentMatching(Solver):
         return value, type(q).from_mean(moved)
 
 
-def _predictor(q: AbstractGaussian, x: Vector) -> Moments:
+def _find_moments(q: AbstractGaussian, x: Vector) -> Moments:
     """Mean and variance of xᵀθ."""
     m, v = q.moments_along(x[None])
     return m[0], jnp.maximum(v[0], TINY)
