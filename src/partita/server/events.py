@@ -13,6 +13,8 @@ from partita.server.accounting import SiteWork
 
 # What goes on from batch to batch of a stream.
 COUNTED = ("fold", "version", "round", "seconds", "clock", "messages", "bytes_down", "bytes_up")
+# So many problems of a fold are told in its row, which is kept for every fold.
+MOST_TOLD = 10
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Event:
     free_energy: float | None
     free_energy_error: float | None
     change: float
+    # What was wrong with updates of this fold.
     problems: tuple[str, ...]
     seconds: float
     clock: float
@@ -47,6 +50,8 @@ class Event:
     # Whether the schedule ends here because nothing moves any more.
     settled: bool = False
     replayed: bool = False
+    # Sites that are not asked again since the last fold, and why.
+    quarantined: tuple[str, ...] = ()
     # Updates that were refused since the last fold, in words.
     refused: tuple[str, ...] = ()
     metrics: Row = field(default_factory=dict)
@@ -83,6 +88,7 @@ class Event:
 
     def row(self) -> Row:
         """A flat row of plain values; a fixed number of them, whatever the number of sites."""
+        problems = (*self.quarantined, *self.problems)
         return {
             "fold": self.fold,
             "version": self.version,
@@ -99,8 +105,8 @@ class Event:
             "free_energy": self.free_energy,
             "free_energy_error": self.free_energy_error,
             "change": self.change,
-            "problems": len(self.problems),
-            "problem": self.problems[0] if self.problems else None,
+            "problems": len(problems),
+            "problem": "; ".join(problems[:MOST_TOLD]) or None,
             "refused": len(self.refused),
             "seconds": self.seconds,
             "clock": self.clock,

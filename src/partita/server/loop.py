@@ -30,15 +30,11 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             event, notices = fold(run, updates)
             for notice in notices:
                 note(run, notice)
-            quarantined = run.quarantined
-            news = [
-                f"{run.names.of(site)}: quarantined: {reason}"
-                for site, reason in quarantined.items()
-                if site not in told
-            ]
-            told, event = set(quarantined), replace(event, problems=(*news, *event.problems))
+            new = {site: reason for site, reason in run.quarantined.items() if site not in told}
+            told = set(run.quarantined)
+            quarantined = tuple(f"{run.names.of(site)}: quarantined: {reason}" for site, reason in new.items())
             refused = inbox.acknowledge(event.fold, event.posterior, notices)
-            yield replace(event, replayed=inbox.replaying, refused=refused)
+            yield replace(event, quarantined=quarantined, replayed=inbox.replaying, refused=refused)
         for notice in inbox.finish():
             note(run, notice)
     if run.accounts.tally.folds == 0:
@@ -102,6 +98,6 @@ def note(run: Run, notice: Notice) -> None:
             if notice.kind == "retired":
                 run.retire(site)
             if notice.kind != "away":
-                run.accounts.distrust(site)
+                run.accounts.bar(site)
                 if run.learner is not None:
                     run.learner.forget(site)
