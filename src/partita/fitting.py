@@ -261,8 +261,8 @@ def _warn(run: Run, last: Event | None, unknown: Sequence[int], unusable: Sequen
             QuarantineWarning,
             stacklevel=5,
         )
-    if last is not None and last.problems:
-        doubts.insert(0, f"the last round had a problem: {'; '.join(last.problems[:MOST_TOLD])}")
+    if last is not None and last.other_problems:
+        doubts.insert(0, f"the last round had a problem: {'; '.join(last.other_problems[:MOST_TOLD])}")
     elif run.settings.schedule.settles and not (last is not None and last.settled):
         doubts.insert(
             0,

@@ -200,8 +200,8 @@ def test_problems_of_others_are_told_beside_a_quarantine():
     assert [warning.category for warning in told] == [QuarantineWarning, RuntimeWarning]
     assert str(told[1].message).endswith("site 0: was late; site 2: : quarantined: not I")
     assert heard[0].problems == ("site 0: was late", "site 2: : quarantined: not I")
-    (news,) = heard[0].quarantined
-    assert found.history[0]["problem"] == "; ".join((news, *heard[0].problems))
+    ((name, reason),) = heard[0].quarantined.items()
+    assert found.history[0]["problem"] == "; ".join((f"{name}: quarantined: {reason}", *heard[0].problems))
     assert found.history[0]["problems"] == 3
 
 

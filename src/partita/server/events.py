@@ -1,6 +1,7 @@
 """What a run tells of each fold."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -50,8 +51,8 @@ class Event:
     # Whether the schedule ends here because nothing moves any more.
     settled: bool = False
     replayed: bool = False
-    # Sites that are not asked again since the last fold, and why.
-    quarantined: tuple[str, ...] = ()
+    # Names of sites that are not asked again since the last fold, and why.
+    quarantined: Mapping[str, str] = field(default_factory=dict)
     # Updates that were refused since the last fold, in words.
     refused: tuple[str, ...] = ()
     metrics: Row = field(default_factory=dict)
@@ -73,6 +74,12 @@ class Event:
         least = min(self.shares)
         return self.sites[self.shares.index(least)] if least < 1 else None
 
+    @property
+    def other_problems(self) -> list[str]:
+        """Problems but for those that sites are quarantined for."""
+        told = [f"{name}: {reason}" for name, reason in self.quarantined.items()]
+        return [problem for problem in self.problems if problem not in told]
+
     def after(self, last: Row, sites: int, log_evidence: float) -> "Event":
         """The same fold as one of a stream: counted on from its last row, its sites and its log evidence so far."""
         counted = {name: getattr(self, name) + last[name] for name in COUNTED}
@@ -88,7 +95,7 @@ class Event:
 
     def row(self) -> Row:
         """A flat row of plain values; a fixed number of them, whatever the number of sites."""
-        problems = (*self.quarantined, *self.problems)
+        news = [f"{name}: quarantined: {reason}" for name, reason in self.quarantined.items()]
         return {
             "fold": self.fold,
             "version": self.version,
@@ -105,8 +112,8 @@ class Event:
             "free_energy": self.free_energy,
             "free_energy_error": self.free_energy_error,
             "change": self.change,
-            "problems": len(problems),
-            "problem": "; ".join(problems[:MOST_TOLD]) or None,
+            "problems": len(self.quarantined) + len(self.problems),
+            "problem": "; ".join([*news, *self.other_problems][:MOST_TOLD]) or None,
             "refused": len(self.refused),
             "seconds": self.seconds,
             "clock": self.clock,

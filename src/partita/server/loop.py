@@ -30,11 +30,10 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             event, notices = fold(run, updates)
             for notice in notices:
                 note(run, notice)
-            new = {site: reason for site, reason in run.quarantined.items() if site not in told}
+            new = {run.names.of(site): reason for site, reason in run.quarantined.items() if site not in told}
             told = set(run.quarantined)
-            quarantined = tuple(f"{run.names.of(site)}: quarantined: {reason}" for site, reason in new.items())
             refused = inbox.acknowledge(event.fold, event.posterior, notices)
-            yield replace(event, quarantined=quarantined, replayed=inbox.replaying, refused=refused)
+            yield replace(event, quarantined=new, replayed=inbox.replaying, refused=refused)
         for notice in inbox.finish():
             note(run, notice)
     if run.accounts.tally.folds == 0:

@@ -27,14 +27,12 @@ class Strikes:
         problems, notices = [], []
         for site in sites:
             own = by_site[site]
+            problems += [f"{self.names.of(site)}: {one.words}" for one in own if not one.quarantine]
             struck = [one.words for one in own if one.strike]
             self._count(site, bool(struck), site in held)
             reasons = [one.words for one in own if one.quarantine]
             if not reasons and self.counts[site] >= self.most:
                 reasons = [one.words for one in own]
-            # Why a site is quarantined is told with that.
-            said = [one.words for one in own if not one.quarantine and one.words not in reasons[-1:]]
-            problems += [f"{self.names.of(site)}: {words}" for words in said]
             if reasons:
                 notices.append(Notice(site, "quarantined", reasons[-1]))
             elif struck:
