@@ -199,9 +199,9 @@ def test_problems_of_others_are_told_beside_a_quarantine():
         found = fit(rules=[Blaming()], rounds=1, callbacks=[lambda event: heard.append(event)])
     assert [warning.category for warning in told] == [QuarantineWarning, RuntimeWarning]
     assert str(told[1].message).endswith("site 0: was late; site 2: : quarantined: not I")
-    assert heard[0].problems == ("site 0: was late", "site 2: : quarantined: not I")
+    assert heard[0].other_problems == ["site 0: was late", "site 2: : quarantined: not I"]
     ((name, reason),) = heard[0].quarantined.items()
-    assert found.history[0]["problem"] == "; ".join((f"{name}: quarantined: {reason}", *heard[0].problems))
+    assert found.history[0]["problem"] == "; ".join((f"{name}: quarantined: {reason}", *heard[0].other_problems))
     assert found.history[0]["problems"] == 3
 
 

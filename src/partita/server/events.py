@@ -36,7 +36,7 @@ class Event:
     free_energy: float | None
     free_energy_error: float | None
     change: float
-    # What was wrong with updates of this fold.
+    # What was wrong with updates of this fold, behind who is quarantined.
     problems: tuple[str, ...]
     seconds: float
     clock: float
@@ -76,9 +76,14 @@ class Event:
 
     @property
     def other_problems(self) -> list[str]:
-        """Problems but for those that sites are quarantined for."""
-        told = [f"{name}: {reason}" for name, reason in self.quarantined.items()]
-        return [problem for problem in self.problems if problem not in told]
+        """Problems but for quarantines, and what sites are quarantined for."""
+        reasons = [f"{name}: {reason}" for name, reason in self.quarantined.items()]
+        return [problem for problem in self.problems if problem not in (*self.news, *reasons)]
+
+    @property
+    def news(self) -> list[str]:
+        """Who is not asked again since the last fold, in words."""
+        return [f"{name}: quarantined: {reason}" for name, reason in self.quarantined.items()]
 
     def after(self, last: Row, sites: int, log_evidence: float) -> "Event":
         """The same fold as one of a stream: counted on from its last row, its sites and its log evidence so far."""
@@ -95,7 +100,6 @@ class Event:
 
     def row(self) -> Row:
         """A flat row of plain values; a fixed number of them, whatever the number of sites."""
-        news = [f"{name}: quarantined: {reason}" for name, reason in self.quarantined.items()]
         return {
             "fold": self.fold,
             "version": self.version,
@@ -112,8 +116,8 @@ class Event:
             "free_energy": self.free_energy,
             "free_energy_error": self.free_energy_error,
             "change": self.change,
-            "problems": len(self.quarantined) + len(self.problems),
-            "problem": "; ".join([*news, *self.other_problems][:MOST_TOLD]) or None,
+            "problems": len(self.problems),
+            "problem": "; ".join([*self.news, *self.other_problems][:MOST_TOLD]) or None,
             "refused": len(self.refused),
             "seconds": self.seconds,
             "clock": self.clock,

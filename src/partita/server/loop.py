@@ -31,9 +31,10 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             for notice in notices:
                 note(run, notice)
             new = {run.names.of(site): reason for site, reason in run.quarantined.items() if site not in told}
-            told = set(run.quarantined)
+            told, event = set(run.quarantined), replace(event, quarantined=new)
+            event = replace(event, problems=(*event.news, *event.problems))
             refused = inbox.acknowledge(event.fold, event.posterior, notices)
-            yield replace(event, quarantined=new, replayed=inbox.replaying, refused=refused)
+            yield replace(event, replayed=inbox.replaying, refused=refused)
         for notice in inbox.finish():
             note(run, notice)
     if run.accounts.tally.folds == 0:
