@@ -28,11 +28,12 @@ MOST_RETURNS = 8
 SHORTEST, LONGEST = 0.1, 0.5
 # A precision changes at most by this factor in one fold, as a logarithm.
 LARGEST_CHANGE = 1.5
-# A model has held where a site's value is short of it by at most half of its own quadratic term, and has not where by
-# more than all of it. A shortfall of `SLIGHT` nats does not matter.
-HELD, FAILED, SLIGHT = 0.5, 1.0, 1e-3
-# How much further, or less far, models are followed after that; relative to the way that was gone.
-FURTHER, LESS = 2.0, 0.5
+# A model has held where a site's value is short of it by at most this part of what was promised, and has not where by
+# more than that. A shortfall of `SLIGHT` nats does not matter.
+HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
+# How much further, or less far, models are followed after as many answers as there are sites; and no further than so
+# many times the ways that were gone.
+FURTHER, LESS, AHEAD = 2.0, 0.25, 8.0
 TINY = 1e-12
 
 
@@ -47,8 +48,8 @@ class Secants:
     """
 
     memory: int = 100
-    numbers: int = 200
-    first: float = 0.25
+    numbers: int = 400
+    first: float = 0.05
 
     def __post_init__(self) -> None:
         check_count("Secants: ", memory=self.memory, numbers=self.numbers)
@@ -180,6 +181,9 @@ class SecantsState(RuleState):
     times: dict[int, int] = field(default_factory=dict)
     # A model for each site, or one of all together.
     models: dict[int | None, Model] = field(default_factory=dict)
+    # How many nats models have promised in all, and had when each site was heard last.
+    promised: float = 0.0
+    promised_by: dict[int, float] = field(default_factory=dict)
     step: Step | None = None
     returns: int = 0
 
@@ -261,26 +265,35 @@ class SecantsState(RuleState):
             if known is None:
                 self.models[site] = Model(memory, said.place, said.value, said.slope, said.curvature)
             elif site in heard:
-                self._judge(known, said, scale)
+                self._judge(known, said, scale, self.promised - self.promised_by.get(site, 0.0))
                 self.models[site] = known.moved(said.place, said.value, said.slope, said.curvature)
+            if known is None or site in heard:
+                self.promised_by[site] = self.promised
         models = list(self.models.values())
         curvature = sum(said.curvature for said in self.said.values())
         _, own_slope, own_curvature = _of_prior(prior, here, curvature)
         way = highest(models, here, own_slope, own_curvature)
-        length = 0.5 * float(scale @ way**2)
+        share = min(1.0, LARGEST_CHANGE / max(TINY, float(np.max(np.abs(way[len(way) // 2 :])))))
         # As many folds as it takes to hear of everybody may go as far as models may be followed.
         most = self.reach * (len(heard) / len(self.said)) ** 2
-        share = min(1.0, LARGEST_CHANGE / max(TINY, float(np.max(np.abs(way[len(way) // 2 :])))))
-        return here + min(share, np.sqrt(most / max(length, TINY))) * way
+        share = min(share, np.sqrt(most / max(0.5 * float(scale @ way**2), TINY)))
+        slope = own_slope + sum(model.slope - model.curved(here - model.place) for model in models)
+        # Along a way to the highest place of a parabola.
+        self.promised += share * (1 - 0.5 * share) * float(slope @ way)
+        return here + share * way
 
-    def _judge(self, model: Model, said: Said, scale: np.ndarray) -> None:
-        """Follow models further, or less far, by how well this one has predicted its site's value."""
+    def _judge(self, model: Model, said: Said, scale: np.ndarray, promised: float) -> None:
+        """Follow models further, or less far, by how well this one has predicted its site's value.
+
+        What counts is how much of what all models promised on the way, a site's own part of it, was lost.
+        """
         short, quadratic = model.shortfall(said.place, said.value)
         length = 0.5 * float(scale @ (said.place - model.place) ** 2)
-        if short <= HELD * quadratic + SLIGHT:
-            self.reach = max(self.reach, FURTHER * length)
-        elif short > FAILED * quadratic:
-            self.reach = min(self.reach, LESS * length)
+        most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
+        if short <= HELD * most + SLIGHT:
+            self.reach = min(self.reach * FURTHER**part, max(self.reach, AHEAD * length))
+        elif short > FAILED * most:
+            self.reach = min(self.reach * LESS**part, max(length, self.reach * LESS))
 
     def _spread(
         self,
