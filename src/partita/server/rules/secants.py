@@ -35,6 +35,8 @@ HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
 # many times the ways that were gone.
 FURTHER, LESS, AHEAD = 2.0, 0.25, 8.0
 TINY = 1e-12
+# How many secants say how large the curvature is where nothing was learnt.
+RECENT = 5
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Secants:
 
     memory: int = 100
     numbers: int = 400
-    first: float = 0.05
+    first: float = 2
 
     def __post_init__(self) -> None:
         check_count("Secants: ", memory=self.memory, numbers=self.numbers)
@@ -74,6 +76,8 @@ class Model:
     # Ways from one place to the next, and how much the slope fell along them, newest last.
     ways: list[np.ndarray] = field(default_factory=list)
     falls: list[np.ndarray] = field(default_factory=list)
+    # Whether the curvature where nothing is learnt yet has a scale that is learnt, too.
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         self._arrange()
@@ -84,7 +88,7 @@ class Model:
         ways, falls = self.ways, self.falls
         if way @ fall > 1e-10 * np.sqrt((way @ way) * (fall @ fall)):
             ways, falls = [*ways, way][-self.memory :], [*falls, fall][-self.memory :]
-        return Model(self.memory, place, value, slope, curvature, ways, falls)
+        return Model(self.memory, place, value, slope, curvature, ways, falls, self.scaled)
 
     def _arrange(self) -> None:
         """Its curvature as diagonal - columns @ core @ columnsᵀ."""
@@ -92,6 +96,9 @@ class Model:
         if not self.ways:
             self.columns, self.core = np.zeros((len(self.place), 0)), np.zeros((0, 0))
             return
+        if self.scaled:
+            recent = zip(self.ways[-RECENT:], self.falls[-RECENT:], strict=True)
+            self.diagonal /= max(float(way @ fall) / float(fall @ (fall / self.diagonal)) for way, fall in recent)
         S, Y = np.stack(self.ways, axis=1), np.stack(self.falls, axis=1)
         products, scaled = S.T @ Y, self.diagonal[:, None] * S
         lower = np.tril(products, -1)
@@ -233,7 +240,7 @@ class SecantsState(RuleState):
         place, value = everybody[0].place, sum(said.value for said in everybody)
         slope, curvature = sum(said.slope for said in everybody), sum(said.curvature for said in everybody)
         own_value, own_slope, own_curvature = _of_prior(prior, place, curvature)
-        free_energy = value + own_value
+        free_energy, slope, curvature = value + own_value, slope + own_slope, curvature + own_curvature
         last = self.step
         tolerated = NEGLIGIBLE + 1e-10 * abs(free_energy)
         if last is not None and self.returns < MOST_RETURNS and not free_energy >= last.free_energy - tolerated:
@@ -244,13 +251,15 @@ class SecantsState(RuleState):
         self.returns = 0
         known = self.models.get(None)
         if known is None:
-            model = Model(self.settings.memory, place, value, slope, curvature)
+            model = Model(self.settings.memory, place, free_energy, slope, curvature, scaled=True)
         else:
-            model = known.moved(place, value, slope, curvature)
+            model = known.moved(place, free_energy, slope, curvature)
         self.models = {None: model}
-        way = highest([model], place, own_slope, own_curvature)
+        way = highest([model], place, 0 * place, 0 * place)
         share = min(1.0, LARGEST_CHANGE / max(TINY, float(np.max(np.abs(way[len(way) // 2 :])))))
-        gain = float((slope + own_slope) @ way)
+        if not model.ways:
+            share = min(share, self._within_reach(way, place))
+        gain = float(slope @ way)
         self.step = Step(place, free_energy, dict(self.said), way, gain, share)
         return place + share * way, share
 
@@ -259,7 +268,7 @@ class SecantsState(RuleState):
         self.models.pop(None, None)
         self.step = None
         memory = max(1, min(self.settings.memory, self.settings.numbers // self.sites))
-        scale = np.concatenate([np.exp(here[len(here) // 2 :]), np.full(len(here) // 2, 0.5)])
+        scale = _metric(here)
         for site, said in self.said.items():
             known = self.models.get(site)
             if known is None:
@@ -275,12 +284,15 @@ class SecantsState(RuleState):
         way = highest(models, here, own_slope, own_curvature)
         share = min(1.0, LARGEST_CHANGE / max(TINY, float(np.max(np.abs(way[len(way) // 2 :])))))
         # As many folds as it takes to hear of everybody may go as far as models may be followed.
-        most = self.reach * (len(heard) / len(self.said)) ** 2
-        share = min(share, np.sqrt(most / max(0.5 * float(scale @ way**2), TINY)))
+        share = min(share, len(heard) / len(self.said) * self._within_reach(way, here))
         slope = own_slope + sum(model.slope - model.curved(here - model.place) for model in models)
         # Along a way to the highest place of a parabola.
         self.promised += share * (1 - 0.5 * share) * float(slope @ way)
         return here + share * way
+
+    def _within_reach(self, way: np.ndarray, here: np.ndarray) -> float:
+        """The share of a way that goes as far as models may be followed."""
+        return float(np.sqrt(self.reach / max(0.5 * float(_metric(here) @ way**2), TINY)))
 
     def _judge(self, model: Model, said: Said, scale: np.ndarray, promised: float) -> None:
         """Follow models further, or less far, by how well this one has predicted its site's value.
@@ -346,6 +358,12 @@ def _coordinates(density: Family) -> np.ndarray:
     naturals = Naturals.of(density, 1)
     shift, precision = naturals.shift[0].astype(float), naturals.precision[0].astype(float)
     return np.concatenate([shift / precision, np.log(precision)])
+
+
+def _metric(place: np.ndarray) -> np.ndarray:
+    """The Fisher information of coordinates: half of it times squares are nats."""
+    half = len(place) // 2
+    return np.concatenate([np.exp(place[half:]), np.full(half, 0.5)])
 
 
 def _of_prior(
