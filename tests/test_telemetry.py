@@ -56,6 +56,29 @@ def test_the_free_energy_of_a_wide_prior_is_not_shown(monkeypatch):
     assert f"free energy {known[-1]:.2f}" in stream.getvalue()
 
 
+@pytest.mark.parametrize("name", ["fold", "free_energy", "problem", "hyper.noise"])
+def test_callbacks_cannot_overwrite_what_the_history_says(name):
+    model, shards = pt.models.LinearRegression(features=1, noise=1.0), [(np.ones((3, 1)), np.ones(3))]
+    settings = {"hyper": pt.LearnHyper()} if name.startswith("hyper.") else {}
+    with pytest.raises(pt.errors.InputError, match=f"callbacks: '{name}' is a column of the history itself"):
+        pt.fit(model, shards, callbacks=[lambda event: {name: 3.0}], **settings)
+
+
+@pytest.mark.parametrize("callbacks", [print, [3], "print", None])
+def test_callbacks_are_a_list_for_everybody(callbacks):
+    X, y = np.linspace(0, 1, 12)[:, None], np.linspace(0, 1, 12)
+    model = pt.models.LinearRegression(features=1, noise=1.0)
+    for begin in (
+        lambda: pt.fit(model, [(X, y)], callbacks=callbacks),
+        lambda: pt.partial_fit(model, (X, y), callbacks=callbacks),
+        lambda: pt.PartitionedRegressor().fit(X, y, callbacks=callbacks),
+        lambda: pt.StreamingGPRegressor().fit(X, y, callbacks=callbacks),
+        lambda: pt.StreamingGPRegressor().partial_fit(X, y, callbacks=callbacks),
+    ):
+        with pytest.raises(pt.errors.InputError, match=r"callbacks: expected a list of functions"):
+            begin()
+
+
 @pytest.mark.parametrize(("terminal", "words"), [(False, "trial: settled in round 4, of at most 48"), (True, "8/8")])
 def test_a_run_that_settles_early_says_so(terminal, words, monkeypatch):
     monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)

@@ -22,6 +22,8 @@ PartitaError
 └── StorageError                 a run directory or a saved result
     ├── CorruptStorage           bytes that are not what was written
     └── RunMismatch              it belongs to another run or another version
+
+QuarantineWarning (RuntimeWarning) is a warning: a run has gone on without a site.
 """
 
 from collections.abc import Callable
@@ -105,6 +107,10 @@ class ImproperDensity(PartitaError, ValueError):
 
 class NotFinite(SiteError, ArithmeticError):
     """A fit has ended where the log likelihood of some site is not finite, so that it says nothing."""
+
+
+class QuarantineWarning(RuntimeWarning):
+    """A run has gone on without a site, which is not asked again before somebody says so."""
 
 
 class UpdateRefused(SiteError):

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from partita.designs.design import Reading
 from partita.engines import InProcess
-from partita.errors import InputError, NotFinite
+from partita.errors import InputError, NotFinite, QuarantineWarning
 from partita.expectations import Expectation, choose
 from partita.families import Family
 from partita.foundation.plain import Row
@@ -28,7 +28,7 @@ from partita.server.storage import Journal
 from partita.site.columns import Columns
 from partita.solvers import FixedPoint
 from partita.solvers.choice import SOLVES
-from partita.telemetry import Callback, listening, tell
+from partita.telemetry import Callback, check_callbacks, listening, tell
 from partita.wire.engine import Engine, ask_all
 from partita.wire.naming import SiteNames, choose_names
 from partita.wire.questions import ColumnNames, ColumnNamesAnswer, Evaluate, Groups, Layout
@@ -74,7 +74,8 @@ def fit(
     >>> result.posterior.location.round(6), result.posterior.scale.round(6)
     (array([1.6]), array([0.447214]))
     """
-    check_kinds(callbacks=(callbacks, Sequence), run_dir=(run_dir, str | os.PathLike))
+    check_callbacks(callbacks)
+    check_kinds(run_dir=(run_dir, str | os.PathLike))
     run, arranged = prepare(model, shards, settings, options, names, factors)
     return run_to_end(run, arranged, run_dir, resume, callbacks)
 
@@ -208,6 +209,8 @@ def _record_events(
         if journal is not None:
             journal.add_row(event.fold, row)
         yield event, row
+    if journal is not None:
+        journal.finish(run.accounts.tally.folds)
 
 
 def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, before: Result | None = None) -> Result:
@@ -217,7 +220,10 @@ def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, bef
         settled = event.settled
         history.append(row)
     log_probs = run.evaluate()
-    check_log_probs(log_probs)
+    # A quarantined site's share of the evidence may be no number; then the evidence is not known.
+    unknown = [site for site in run.quarantined if not math.isfinite(log_probs.get(site, math.nan))]
+    log_probs |= dict.fromkeys(unknown, math.nan)
+    check_log_probs({site: value for site, value in log_probs.items() if site not in unknown})
     _warn(run, history, settled)
     ledger = run.ledger
     values = [log_probs.get(site, math.nan) for site in range(ledger.sites)]
@@ -231,14 +237,23 @@ def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, bef
         hyper=run.current_hyper,
         history=history,
         seed=run.settings.seed,
+        quarantined=run.quarantined,
     )
 
 
 def _warn(run: Run, history: Sequence[Row], settled: bool) -> None:
     """Say aloud what about a finished run is in doubt."""
     doubts = list(run.model.doubts(run.ledger.posterior))
-    if history and history[-1]["problem"] is not None:
-        doubts.insert(0, f"the last round had a problem: {history[-1]['problem']}")
+    for site, reason in run.quarantined.items():
+        warnings.warn(
+            f"{run.names.of(site)} was quarantined, and the run went on without it: {reason}; look at its data and its "
+            "Partita version. How much of it is in the posterior, `contributions()` says",
+            QuarantineWarning,
+            stacklevel=5,
+        )
+    problem = history[-1]["problem"] if history else None
+    if problem is not None and ": quarantined: " not in problem:
+        doubts.insert(0, f"the last round had a problem: {problem}")
     elif run.settings.schedule.settles and not settled:
         doubts.insert(
             0,
@@ -273,7 +288,7 @@ def partial_fit(
     times larger or smaller than all before it is said aloud. With schedule, solver and damping left open, the batch's
     problem is solved at once, unless messages are noisy, or only directions, or hyperparameters are learnt.
     """
-    check_kinds(callbacks=(callbacks, Sequence))
+    check_callbacks(callbacks)
     model = state.model if isinstance(state, Result) else state
     if isinstance(state, Result) and state.hyper != model.hyper:
         model = model.with_hyper(state.hyper)

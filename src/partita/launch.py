@@ -145,6 +145,8 @@ def write_run_report(folder: Path) -> tuple[str, Row, Path]:
     if folder.is_file():
         saved = saved_report(folder)
         return saved.words, saved.table[0], write_report(folder.with_suffix(".html"), saved)
+    if not folder.exists() and folder.suffix:
+        raise StorageError(f"{folder}: there is no such file or folder")
     follower = follow_run(folder)
     if not follower.read():
         raise StorageError(f"{follower.folder / 'journal.sqlite'}: no such run, or nothing in it yet")

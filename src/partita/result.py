@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -17,8 +17,9 @@ from partita.exchange import inference_data
 from partita.families import REGISTRY as FAMILIES
 from partita.families import Family
 from partita.foundation.checks import check_count
-from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, text, whole
+from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, scalar, text, whole
 from partita.foundation.plain import Row, plain
+from partita.foundation.text import clean
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper
 from partita.models.base import prior_shapes
@@ -38,7 +39,7 @@ ABOUT = fields(
         "history": items(entries(anything)),
         "seed": whole(),
     },
-    {"design": maybe(entries(anything))},
+    {"design": maybe(entries(anything)), "quarantined": items(items(scalar, 2))},
     anything,
 )
 # Settings of models that no file can hold.
@@ -62,6 +63,9 @@ class Result:
     design: Row | None = field(default=None, repr=False)
     # Names of columns, and how large values were, of what a stream has seen.
     columns: Columns = field(default_factory=Columns, repr=False)
+    # Sites that the run went on without, and why; those of whose data nothing is in the posterior do not count in the
+    # log evidence.
+    quarantined: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def predict_proba(self, X: Any, samples: int = 256) -> np.ndarray:
         """Probabilities of the classes, averaged over the posterior."""
@@ -155,6 +159,7 @@ class Result:
             "seed": self.seed,
             "design": self.design,
             "columns": self.columns.settings(),
+            "quarantined": [[site, reason] for site, reason in self.quarantined.items()],
         }
         return arrays, plain(about)
 
@@ -221,6 +226,7 @@ def _unpacked(
         seed=about["seed"],
         design=_design(about.get("design"), model),
         columns=Columns.from_settings(about.get("columns"), _width(model)),
+        quarantined={int(site): clean(reason) for site, reason in about.get("quarantined", ())},
     )
 
 

@@ -170,17 +170,30 @@ class Progress:
 
 def tell(event: Event, callbacks: Sequence[Callback]) -> Row:
     """Call everybody who listens; the event's row of history, with what they have measured."""
+    check_callbacks(callbacks)
     for callback in callbacks:
         measured = callback(event) or {}
         if not isinstance(measured, Mapping):
             raise InputError(f"callbacks: expected a dictionary of measured values or None, got {measured!r}")
+        taken = (event.row().keys() - event.metrics.keys()) & measured.keys() if measured else ()
+        if taken:
+            raise InputError(
+                f"callbacks: {min(taken)!r} is a column of the history itself: give what is measured another name"
+            )
         event.metrics.update(measured)
     return event.row()
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """That there is a list of those who are called; one alone is no list."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str | bytes) or not all(map(callable, callbacks)):
+        raise InputError(f"callbacks: expected a list of functions of an event, such as [print], got {callbacks!r}")
 
 
 @contextmanager
 def listening(callbacks: Sequence[Callback]) -> Iterator[None]:
     """A context in which callbacks that are context managers are entered."""
+    check_callbacks(callbacks)
     with ExitStack() as entered:
         for callback in callbacks:
             if isinstance(callback, AbstractContextManager):
@@ -191,6 +204,7 @@ def listening(callbacks: Sequence[Callback]) -> Iterator[None]:
 @contextmanager
 def with_progress(label: str, callbacks: Sequence[Callback], quiet: bool) -> Iterator[Sequence[Callback]]:
     """These callbacks, and patient progress: unless somebody is told of it already, or nobody wants to be."""
+    check_callbacks(callbacks)
     if quiet or any(isinstance(one, Progress | JsonLines) for one in callbacks):
         with ExitStack() as entered:
             for one in callbacks:

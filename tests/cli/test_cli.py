@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import partita as pt
 from partita.cli import app, main
@@ -246,3 +248,15 @@ def test_demo_writes_the_table_and_the_page(tmp_path):
     for name in ("BCM, same prior", "BCM, split prior"):
         assert best - rows[name]["log evidence"] > 100
     assert (tmp_path / "report.html").stat().st_size > 1e6
+
+
+def test_arguments_are_explained_where_people_look():
+    for command in ("run", "report", "watch", "serve", "resume", "site", "accept", "status", "stop", "new-federation"):
+        shown = CliRunner().invoke(app, [command, "--help"]).output
+        assert re.search(r"(DIR|CONFIG) is (a|the) ", shown), command
+
+
+def test_a_file_that_is_not_there_is_told_as_such(tmp_path):
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "nothere.safetensors")])
+    assert shown.exit_code != 0
+    assert "nothere.safetensors: there is no such file or folder" in shown.output + str(shown.exception)

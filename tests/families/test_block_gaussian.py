@@ -224,3 +224,11 @@ def test_other_coordinates_are_those_of_a_full_gaussian():
     assert_allclose(changed.location, wanted.location, atol=1e-12)
     assert_allclose(changed.covariance, wanted.covariance, atol=1e-12)
     assert_allclose(constant, same, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "blocks", [[], [np.ones(2)], [np.ones((2, 3))], [np.float64(1.0)], [np.eye(2), np.ones((1, 2))]]
+)
+def test_blocks_that_are_no_square_matrices_are_refused(blocks):
+    with pytest.raises(pt.errors.InputError, match="covariances: "):
+        BlockGaussian.from_moments(np.zeros(2), blocks)

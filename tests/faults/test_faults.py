@@ -30,6 +30,9 @@ from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import HEADER, Notice, decode_task, decode_update, encode_task, encode_update
 from partita.wire.tasks import Task, Update
 
+# What sites were quarantined is looked at in results, events and journals.
+pytestmark = pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")
+
 ROOT = Path(__file__).parents[2]
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))

@@ -24,6 +24,9 @@ from partita.wire.messages import Notice
 from partita.wire.questions import RECORD
 from partita.wire.tasks import Update
 
+# What sites were quarantined is looked at in results, events and journals.
+pytestmark = pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")
+
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(60, 2))
 Y = (X[:, 0] + 0.5 * GENERATOR.normal(size=60) > 0).astype(float)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import partita as pt
 from partita._version import __version__
 from partita.cli import app
-from partita.errors import ConfigError, CorruptStorage, InputError, StorageError
+from partita.errors import ConfigError, CorruptStorage, InputError, QuarantineWarning, StorageError
 from partita.federation.folders import read_server
 from partita.federation.metrics import format_metrics
 from partita.federation.new import federation_file_text
@@ -323,14 +324,21 @@ def test_status_says_who_was_quarantined_by_limits_and_why(server):
     folder = read_server(server)
     huge = Chaos(corrupt={0: lambda update: replace(update, change=update.change**1e9)})
     settings = replace(folder.settings, engine=huge, schedule=Sequential(passes=8), damping=1.0)
-    pt.fit(folder.recipe.model, [(X, Y), (X, Y)], settings, names=folder.sites, run_dir=folder.run)
+    with pytest.warns(QuarantineWarning, match="site a was quarantined"):
+        pt.fit(folder.recipe.model, [(X, Y), (X, Y)], settings, names=folder.sites, run_dir=folder.run)
     shown = CliRunner().invoke(app, ["status", str(server)]).output
+    assert "a: 2 strikes, the last: its update goes too far" in shown
     assert "a: quarantined: its update goes too far" in shown
     rows = {row["site"]: row for row in read_status(folder)["sites"]}
     assert rows["a"]["barred"].startswith("quarantined: its update goes too far")
     assert rows["b"]["barred"] is None
     table = {row["site"]: row["status"] for row in tabulate_sites(read_status(folder))}
     assert table == {"a": "quarantined", "b": "away"}
+    with sqlite3.connect(folder.run / "journal.sqlite") as database:
+        database.execute("UPDATE arrivals SET kind = 'praised' WHERE kind = 'struck'")
+    shown = CliRunner().invoke(app, ["status", str(server)]).output
+    assert "a: quarantined: its update goes too far" in shown
+    assert "notices that this version does not know, and does not show: 'praised'" in shown
 
 
 def test_one_process_at_a_time(tmp_path):

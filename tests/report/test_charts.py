@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 import partita as pt
-from partita.report.charts import LINES, PICTURES, Chart, Findings, Picture, draw_pictures, registry
+from partita.report.charts import Chart, Findings, Picture, draw_pictures, registry
 from partita.report.charts.base import Calibration, Coefficients, Intervals, style_figure
+from partita.report.charts.registry import LINES, PICTURES
 from partita.report.follower import Follower
 from partita.report.page import build_contents
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
-from partita.errors import InputError, UpdateRefused
+from partita.errors import InputError, QuarantineWarning, UpdateRefused
 from partita.families import MeanField
 from partita.fitting import prepare
 from partita.server.ledger import Ledger
@@ -132,7 +132,7 @@ class TestChain:
         np.testing.assert_allclose(undamped.changes.precision_times_location, 3 / 16)
 
 
-@pytest.mark.filterwarnings("ignore:the last round had a problem")
+@pytest.mark.filterwarnings("ignore:the last round had a problem", "ignore::partita.errors.QuarantineWarning")
 class TestOwnRules:
     def test_a_rule_holds_a_site_back_and_is_heard(self):
         result = fit(rules=[Halve((2,))], damping=0.5)
@@ -146,7 +146,14 @@ class TestOwnRules:
 
     def test_a_rule_that_strikes_leads_to_quarantine_and_all_of_it_is_in_the_journal(self, tmp_path):
         rule = Halve((1,), strike=True)
-        fit(rules=[rule], run_dir=tmp_path, names=["a", "b", "c", "d"], limits=Limits(strikes=3))
+        with pytest.warns(
+            QuarantineWarning, match="site b was quarantined, and the run went on without it: was halved"
+        ):
+            found = fit(rules=[rule], run_dir=tmp_path, names=["a", "b", "c", "d"], limits=Limits(strikes=3))
+        assert found.quarantined == {1: "was halved"}
+        assert [row["problem"] for row in found.history if row["problem"] is not None] == [
+            "site b: was halved", "site b: was halved", "site b: quarantined: was halved",
+        ]  # fmt: skip
         assert [(one.site, one.kind, one.reason) for one in read_notices(tmp_path)] == [
             (1, "quarantined", "was halved")
         ]
@@ -263,7 +270,7 @@ class TestStrikes:
         kinds = [[notice.kind for notice in self.judge(strikes, bad)[1]] for _ in range(3)]
         assert kinds == [["struck"], ["struck"], ["quarantined"]]
         problems, _ = self.judge(Strikes(1, SiteNames(("north", "south"))), bad)
-        assert problems == ["site south: went too far", "site south: quarantined: went too far"]
+        assert problems == ["site south: went too far"]
 
     def test_a_remark_alone_is_no_strike(self):
         strikes = Strikes(1, SiteNames())

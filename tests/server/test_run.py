@@ -324,7 +324,7 @@ def test_a_stream_goes_on_with_learnt_hyperparameters():
         ({"schedule": pt.schedules.Synchronous}, r"schedule: .* the class Synchronous: make one"),
         ({"expectation": "mc"}, "expectation: expected a Expectation"),
         ({"hyper": True}, "hyper: expected a LearnHyper"),
-        ({"callbacks": print}, "callbacks: expected a Sequence"),
+        ({"callbacks": print}, "callbacks: expected a list of functions"),
         ({"run_dir": 3}, "run_dir: expected"),
         ({"resume": True}, "resume: needs the run_dir"),
     ],

@@ -739,3 +739,9 @@ def test_payloads_that_cannot_be_read_are_not_called_corrupt(tmp_path):
         with pytest.raises(StorageError, match="payloads: could not be read") as raised:
             list(journal.recorded())
     assert not isinstance(raised.value, CorruptStorage)
+
+
+def test_a_folder_that_cannot_be_is_refused():
+    model, shards = pt.models.LinearRegression(features=1, noise=1.0), [(np.ones((3, 1)), np.ones(3))]
+    with pytest.raises(pt.errors.InputError, match="run_dir: expected the path of a folder"):
+        pt.fit(model, shards, run_dir="a\0b")

@@ -6,6 +6,7 @@ import pytest
 
 import partita as pt
 from partita.errors import InputError, ShardError
+from partita.foundation.csv_files import read_csv
 
 TABLE = pd.DataFrame({"x": [1.0, 2.0, 4.0], "y": [1.0, 3.0, 4.0]})
 
@@ -44,3 +45,15 @@ def test_a_file_that_is_no_table_is_told_with_its_site(tmp_path, text, words):
 def test_what_is_no_table_at_all_is_told_with_its_site():
     with pytest.raises(InputError, match="site south: sites: expected a file or a pandas or polars frame, got int"):
         pt.regress("y ~ x", {"north": TABLE, "south": 3}, quiet=True)
+
+
+def test_a_csv_file_without_rows_is_told_as_such(tmp_path):
+    (tmp_path / "empty.csv").write_text("x,y\n")
+    with pytest.raises(InputError, match="empty.csv: has a header and no rows"):
+        read_csv(tmp_path / "empty.csv", "y")
+
+
+@pytest.mark.parametrize(("family", "words"), [("gaussian", "log evidence -"), ("poisson", "log evidence at least -")])
+def test_the_log_evidence_of_an_exact_model_is_no_bound(family, words):
+    found = pt.regress("y ~ x", {"a": TABLE, "b": TABLE}, family=family, quiet=True)
+    assert words in str(found)

@@ -28,7 +28,10 @@ def new_federation(
     target: Annotated[str, typer.Option(help="The column to predict.")] = "y",
     model: Annotated[str, typer.Option(help="As in `partita run`.")] = "logistic-regression",
 ) -> None:
-    """Make the folder of a server and one for every site, with keys and certificates."""
+    """Make the folder of a server and one for every site, with keys and certificates.
+
+    DIR is a new folder.
+    """
     from partita.engines.flower import import_flower
     from partita.federation.new import make_federation
 
@@ -44,13 +47,19 @@ def _split(names: str) -> list[str]:
 
 @federation.command()
 def serve(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: Json = False) -> None:
-    """Run a federation's server until its run is finished."""
+    """Run a federation's server until its run is finished.
+
+    DIR is the server's folder.
+    """
     _serve(folder, False, metrics, quiet, json)
 
 
 @federation.command()
 def resume(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: Json = False) -> None:
-    """Carry on with a run, after `partita stop`, a crash, or with more rounds."""
+    """Carry on with a run, after `partita stop`, a crash, or with more rounds.
+
+    DIR is the server's folder.
+    """
     _serve(folder, True, metrics, quiet, json)
 
 
@@ -83,7 +92,10 @@ def site(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Be a site: wait for a server's tasks, and answer them from the data here."""
+    """Be a site: wait for a server's tasks, and answer them from the data here.
+
+    DIR is the site's own folder.
+    """
     from partita.site.process import run_site
 
     run_site(folder, lambda words: None if quiet else typer.echo(f"{datetime.now():%H:%M:%S} {words}"), accept)
@@ -94,7 +106,10 @@ def site(
 def accept(
     folder: SiteFolder, yes: Annotated[bool, typer.Option("--yes", help="Accept without being asked.")] = False
 ) -> None:
-    """Look at what a server proposes to a site, and accept it; the site answers that and nothing else."""
+    """Look at what a server proposes to a site, and accept it; the site answers that and nothing else.
+
+    DIR is the site's own folder.
+    """
     from partita.site.consent import Consent, describe_proposal, read_proposal
 
     proposed = read_proposal(folder)
@@ -108,7 +123,10 @@ def accept(
 
 @federation.command()
 def status(folder: Folder, json: Json = False) -> None:
-    """How a federation is doing: sites, rounds, bytes; who is quarantined, and why."""
+    """How a federation is doing: sites, rounds, bytes; who is quarantined, and why.
+
+    DIR is the server's folder.
+    """
     from partita.federation.folders import read_server
     from partita.federation.status import describe_problems, describe_progress, read_status, tabulate_sites
     from partita.foundation.plain import to_json
@@ -127,7 +145,10 @@ def status(folder: Folder, json: Json = False) -> None:
 
 @federation.command()
 def stop(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A server's or a site's folder.")]) -> None:
-    """End the server or the site of a folder in good order; `resume` goes on."""
+    """End the server or the site of a folder in good order; `resume` goes on.
+
+    DIR is a server's or a site's folder.
+    """
     from partita.federation.processes import stop as end
     from partita.telemetry import Progress
 
@@ -138,7 +159,10 @@ def stop(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A server's 
 
 @federation.command()
 def retire(folder: Folder, site: SiteName) -> None:
-    """Divide a site's factor out of the posterior, for good; the others refine."""
+    """Divide a site's factor out of the posterior, for good; the others refine.
+
+    DIR is the server's folder, SITE the site's name, as in federation.toml.
+    """
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "retired"))
@@ -146,7 +170,10 @@ def retire(folder: Folder, site: SiteName) -> None:
 
 @federation.command()
 def readmit(folder: Folder, site: SiteName) -> None:
-    """Ask a site again that was quarantined."""
+    """Ask a site again that was quarantined.
+
+    DIR is the server's folder, SITE the site's name, as in federation.toml.
+    """
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "readmitted"))

@@ -14,7 +14,10 @@ def show_published_methods(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """The paper's table of published methods, as triples of partition, solver and schedule."""
+    """The paper's table of published methods, as triples of partition, solver and schedule.
+
+    NAME is one of them, to be explained and run on small real data.
+    """
     from partita.studies.methods import TABLE, explain, find_method
     from partita.studies.methods.checking import show_checks, show_methods
 

@@ -53,7 +53,10 @@ def run(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Fit the model that a file describes, keep the run in a folder, and write its report."""
+    """Fit the model that a file describes, keep the run in a folder, and write its report.
+
+    CONFIG is a TOML file.
+    """
     from partita.foundation.plain import to_json
     from partita.launch import prepare_run
     from partita.report.regression import build_tables
@@ -80,7 +83,10 @@ def explain_resuming(config: Path, folder: Path, settings: Sequence[str]) -> str
 
 @run_commands.command()
 def report(place: RunOrFile, json: Json = False) -> None:
-    """Write DIR/report.html from what DIR holds; or a page beside FILE, from the history that is saved in it."""
+    """Write DIR/report.html from what DIR holds; or a page beside FILE, from the history that is saved in it.
+
+    DIR is the folder of a run, FILE a saved result, estimator or stream.
+    """
     show_report(place, json)
 
 
@@ -105,7 +111,10 @@ def watch(
     terminal: Annotated[bool, typer.Option("--terminal", help="Here, until the run is finished.")] = False,
     json: Json = False,
 ) -> None:
-    """Look at a run while it goes on: its report, live, in a browser on this machine or here."""
+    """Look at a run while it goes on: its report, live, in a browser on this machine or here.
+
+    DIR is the folder of the run, or of a federation's server.
+    """
     from partita.foundation.plain import to_json
     from partita.launch import follow_run
     from partita.report.live import serve_page

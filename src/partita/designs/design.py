@@ -38,7 +38,7 @@ class Design:
     unit: np.ndarray = field(repr=False)
     target_centre: float = 0.0
     target_unit: float = 1.0
-    # The mean of a target that is a count.
+    # The mean of the targets, where a fit starts from it (`Response.keeps_mean`): that of counts.
     mean_count: float | None = None
     # Deviations of coefficients and of noise under the prior, in these units.
     prior_scale: float = 2.5

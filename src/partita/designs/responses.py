@@ -39,12 +39,13 @@ class Response(ABC):
     name: ClassVar[str]
     # What else people call it, in small letters and with blanks.
     also_called: ClassVar[tuple[str, ...]] = ()
-    # What targets have to be, in words; how many levels a target that is text has to have, if it may be text.
+    # What targets have to be, in words, and what is asked for in place of text that does not fit; how many levels a
+    # target that is text has to have, or None where text never fits.
     wanted: ClassVar[str] = "a number"
     wanted_levels: ClassVar[str] = "numbers"
+    classes: ClassVar[int | None] = None
     # A target that can be observed: programs are laid out with it before any row is read.
     example: ClassVar[float] = 0.0
-    classes: ClassVar[int | None] = None
     # What the exponential of a coefficient is called, where it is a ratio.
     ratio: ClassVar[str | None] = None
     # Whether targets have units, which are divided out before a fit; and whether the log evidence is one of densities,

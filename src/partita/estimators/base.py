@@ -13,7 +13,7 @@ from partita.errors import InputError
 from partita.foundation.fields import items, text
 from partita.foundation.frames import check_columns
 from partita.shards import as_numbers, check_rows
-from partita.telemetry import Callback, JsonLines, Progress
+from partita.telemetry import Callback, JsonLines, Progress, check_callbacks
 
 Path = str | os.PathLike[str]
 Arrays = dict[str, np.ndarray]
@@ -38,6 +38,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc, unused-ignore]
         Progress is shown from the beginning if asked for, else after two seconds; not at all where nobody wants to hear
         of it, or where somebody is told of it already.
         """
+        check_callbacks(callbacks)
         if self.quiet or any(isinstance(one, Progress | JsonLines) for one in callbacks):
             return list(callbacks)
         return [*callbacks, Progress(type(self).__name__, patient=not self.verbose)]

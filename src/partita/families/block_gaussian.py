@@ -81,6 +81,12 @@ class BlockGaussian(AbstractGaussian):
     @classmethod
     def from_moments(cls, location: Array, covariances: Sequence[Array]) -> Self:
         """From the mean, and the covariance of each block."""
+        if not covariances:
+            raise InputError("covariances: expected one matrix for each block, and at least one")
+        for number, matrix in enumerate(covariances):
+            shape = np.shape(matrix)
+            if len(shape) != 2 or shape[0] != shape[1]:
+                raise InputError(f"covariances: block {number} has to be a square matrix, got shape {shape}")
         sizes = [np.shape(matrix)[-1] for matrix in covariances]
         m = as_array(location)
         if m.shape != (sum(sizes),):

@@ -14,7 +14,7 @@ from partita.foundation.files import read_json, replace_file
 from partita.foundation.locks import lock_holder
 from partita.foundation.logs import clean_values
 from partita.foundation.plain import Row, to_json
-from partita.server.storage import read_notices
+from partita.server.storage import read_notices, read_strikes
 from partita.wire.messages import Notice
 from partita.wire.naming import check_site_names
 
@@ -96,6 +96,15 @@ def read_barred(folder: ServerFolder) -> dict[str, str]:
         elif notice.kind == "readmitted" and not found.get(notice.site, "").startswith("retired"):
             found.pop(notice.site, None)
     return {folder.sites[site]: words for site, words in found.items() if 0 <= site < len(folder.sites)}
+
+
+def read_strike_reasons(folder: ServerFolder) -> dict[str, list[str]]:
+    """Why each site was struck, strike by strike, as the journal has it."""
+    found: dict[str, list[str]] = {}
+    for notice in read_strikes(folder.run) if folder.has_run else ():
+        if notice.site < len(folder.sites):
+            found.setdefault(folder.sites[notice.site], []).append(notice.reason)
+    return found
 
 
 def ask_server(path: Path, site: str, kind: RequestKind) -> str:

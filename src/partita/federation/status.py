@@ -3,17 +3,25 @@
 import time
 
 from partita.federation.folders import ServerFolder
-from partita.federation.state import read_barred, read_state
+from partita.federation.state import read_barred, read_state, read_strike_reasons
 from partita.foundation.plain import Row
+from partita.foundation.text import clean
+from partita.server.storage import read_unknown_kinds
 
 # What a state has to say before there is a line about it.
 PROGRESS = ("version", "total", "round", "accepted", "messages", "bytes_down", "bytes_up")
 
 
 def read_status(folder: ServerFolder) -> Row:
-    """What the server said last, and of each site whether it is `barred` from the run, and why."""
-    state, barred = read_state(folder), read_barred(folder)
-    return {**state, "sites": [{**row, "barred": barred.get(row["site"])} for row in state["sites"]]}
+    """What the server said last, and of each site whether it is `barred` from the run, and its strikes, with reasons.
+
+    `unknown` are kinds of notices that a later version may have written.
+    """
+    state, barred, strikes = read_state(folder), read_barred(folder), read_strike_reasons(folder)
+    sites = [
+        {**row, "barred": barred.get(row["site"]), "strikes": strikes.get(row["site"], [])} for row in state["sites"]
+    ]
+    return {**state, "sites": sites, "unknown": read_unknown_kinds(folder.run) if folder.has_run else []}
 
 
 def describe_progress(status: Row) -> list[str]:
@@ -21,8 +29,10 @@ def describe_progress(status: Row) -> list[str]:
     reason = f": {status['reason']}" if status.get("reason") else ""
     lines = [f"{status['state']}{reason}"]
     if all(status.get(name) is not None for name in PROGRESS):
+        # Sites that were quarantined or away have sent less than was planned.
+        of = "" if status["state"] == "finished" else f" of {status['total']}"
         lines.append(
-            f"{status['version']} of {status['total']} updates, {status['round']:.1f} rounds; "
+            f"{status['version']}{of} updates, {status['round']:.1f} rounds; "
             f"accepted {status['accepted']:.2g} of the last; {status['messages']} messages, "
             f"{status['bytes_down']:,} bytes down, {status['bytes_up']:,} up"
         )
@@ -30,9 +40,16 @@ def describe_progress(status: Row) -> list[str]:
 
 
 def describe_problems(status: Row) -> list[str]:
-    """What is wrong with sites, a line for each that has a problem, or that is quarantined or retired."""
+    """What is wrong with sites, a line for each that has a problem, is quarantined or retired, or has strikes."""
     problems = [(row["site"], row["barred"] or row["problem"]) for row in status["sites"]]
-    return [f"{site}: {problem}" for site, problem in problems if problem]
+    lines = [f"{site}: {problem}" for site, problem in problems if problem]
+    for row in status["sites"]:
+        if row["strikes"]:
+            lines.append(f"{row['site']}: {len(row['strikes'])} strikes, the last: {row['strikes'][-1]}")
+    if status["unknown"]:
+        kinds = ", ".join(clean(repr(kind), 60) for kind in status["unknown"][:5])
+        lines.append(f"the journal holds notices that this version does not know, and does not show: {kinds}")
+    return lines
 
 
 def tabulate_sites(status: Row) -> list[Row]:
@@ -49,6 +66,7 @@ def _tabulate_site(row: Row) -> Row:
         "updates": row["updates"],
         "staleness": row.get("staleness"),
         "accepted": row.get("accepted"),
+        "strikes": len(row["strikes"]),
         "bytes down": row["bytes_down"],
         "bytes up": row["bytes_up"],
     }

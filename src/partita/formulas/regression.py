@@ -61,7 +61,9 @@ class Regression:
         lines = [f"{row['name']:<{width}}" + "".join(f"{row[key]:>11.4g}" for key in keys) for row in rows]
         classes = self.design.classes
         modelled = [] if classes is None else [clean(f"P({self.design.target} = {classes[1]!r})")]
-        return "\n".join([repr(self), *modelled, head, *lines, f"log evidence at least {self.log_evidence:.2f}"])
+        # What is found for models that are not exact is a lower bound.
+        evidence = "log evidence" if self.result.model.exact else "log evidence at least"
+        return "\n".join([repr(self), *modelled, head, *lines, f"{evidence} {self.log_evidence:.2f}"])
 
     @property
     def formula(self) -> str:

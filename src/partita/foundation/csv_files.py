@@ -71,6 +71,8 @@ def read_columns(
                 cells.append(float(row[place]))
             except ValueError:
                 raise InputError(f"{path}:{number + 2}: {wanted[column]} is not a number") from None
+    if wanted and not cells:
+        raise InputError(f"{path}: has a header and no rows")
     return wanted, np.array(cells).reshape(-1, len(wanted))
 
 

@@ -107,7 +107,7 @@ class SparseProcess(AbstractModel):
         with precision(self.dtype):
             V, left = on_host(_project_rows(SparseGP(self.kernel, self.likelihood), self.points, rows))
         if not np.all(np.isfinite(V)):
-            raise InputError("points: their covariance cannot be factorised: some are almost the same")
+            raise InputError("points: their covariance cannot be factorised: leave out copies of others")
         return V, left
 
     def latent(self, posterior: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -175,14 +175,19 @@ class Stream:
             if all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learnt)):
                 return learnt, jitter
             jitter *= 10
-        raise InputError("the covariance of the pseudo-points cannot be factorised: are inputs scaled, targets finite?")
+        raise InputError(
+            f"batch {self.batches}: the covariance of the pseudo-points cannot be factorised: standardise inputs, and "
+            "check that targets are finite"
+        )
 
     def without(self, batch: int) -> "Stream":
         """The stream with a batch's factor divided out. What the batch taught about hyperparameters stays."""
         parts = self._parts_of(batch)
         factor = divide(self.factor, parts[batch])
         if not all(np.all(np.isfinite(leaf)) for leaf in self.whiten(factor)):
-            raise ImproperDensity(f"batch {batch}: without it the posterior would not be proper")
+            raise ImproperDensity(
+                f"batch {batch}: without it the posterior would not be proper: revisit other batches before, or keep it"
+            )
         others = (*parts[:batch], *parts[batch + 1 :])
         return replace(self, factor=factor, parts=others, batches=self.batches - 1, log_evidence=float("nan"))
 

@@ -238,9 +238,9 @@ def _has_kink(fn: Any) -> bool:
 
 def _check_layout(layout: Layout) -> None:
     if not layout.latents:
-        raise InputError("model: has no global variable: what is there to learn from all sites?")
+        raise InputError("model: has no global variable, which sites would learn together: put one outside of plates")
     if all(axis is None for _, axis in layout.observed):
-        raise InputError("model: observes no row: does it take the data by the names in `data`, and say obs=…?")
+        raise InputError("model: observes no row: take data by the names in `data`, and hand what was seen to obs=…")
     if layout.local_size > max(POINTS):
         names = ", ".join(latent.name for latent in layout.local)
         raise InputError(

@@ -19,7 +19,7 @@ from partita.report.page import Report
 from partita.report.posterior import find_intervals
 from partita.report.regression import read_findings, read_regression, turn_into_regression
 from partita.result import load
-from partita.server.storage import read_arrays, read_history, read_updates
+from partita.server.storage import read_arrays, read_finished, read_history, read_updates
 
 BOUNDS = ("free_energy", "log_evidence")
 SCORES = ("error", "nll", "ece", "rmse", "smse")
@@ -110,6 +110,8 @@ class Follower:
         # The result that was read, the last fold that it knows of, and what it says.
         self._result: tuple[int, int] | None = None
         self._finished, self.log_evidence = -1, np.nan
+        # The last fold of a run that has come to its end, as the journal has it.
+        self._end: int | None = None
         self._contributions: Sequence[float] = ()
         self._intervals: Intervals | None = None
         self._moved = time.monotonic()
@@ -126,7 +128,8 @@ class Follower:
         if is_new:
             # Whoever looks for the first time sees by the file how long ago that was.
             self._moved = time.monotonic() - (0.0 if before else written)
-        return self._read_result() or is_new
+        before_end, self._end = self._end, read_finished(self.folder)
+        return self._read_result() or is_new or self._end != before_end
 
     def _new_rows(self) -> list[Row]:
         """Some rows after the last; of another run that has taken this one's place, from its first."""
@@ -207,8 +210,8 @@ class Follower:
     def is_finished(self) -> bool:
         if not self.last:
             return False
-        total = self.last.get("total")
-        return self._finished >= self.last["fold"] or (total is not None and self.last["version"] >= total)
+        total, ends = self.last.get("total"), (self._finished, -1 if self._end is None else self._end)
+        return max(ends) >= self.last["fold"] or (total is not None and self.last["version"] >= total)
 
     @property
     def has_result(self) -> bool:
@@ -227,9 +230,10 @@ class Follower:
 
     @property
     def progress(self) -> str:
-        """Round 12 of 40."""
+        """Round 12 of 40; of a run that has ended before its last round, or without all sites, how far it came."""
         rounds, total = self.last["round"], self.last.get("total")
-        of = "" if total is None else f" of {total * rounds / self.last['version']:.0f}"
+        is_short = total is not None and self.is_finished and self.last["version"] < total
+        of = "" if total is None or is_short else f" of {total * rounds / self.last['version']:.0f}"
         return f"round {math.floor(rounds)}{of}"
 
     def rows(self) -> list[Row]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from partita.foundation.plain import Row, plain, to_json
 from partita.foundation.text import clean
-from partita.report.charts import AXES, COLOURS, DASHES, LABELS, ON_DARK, Chart, Curve, Picture, choose_lines
-from partita.report.charts.base import escape_for_plotly
+from partita.report.charts import COLOURS, LABELS, ON_DARK, Chart, Curve, Picture, choose_lines
+from partita.report.charts.base import AXES, DASHES, escape_for_plotly
 from partita.report.formatting import format_value
 from partita.server.storage import write_text
 
@@ -105,15 +105,7 @@ def build_contents(report: Report) -> Row:
         "log": report.log_axis,
         "colours": {"light": COLOURS, "dark": ON_DARK},
         "curves": curves,
-        "charts": [
-            {
-                "y": chart.y,
-                "label": chart.label or LABELS.get(chart.y, chart.y),
-                "log": chart.log,
-                "words": chart.words,
-            }
-            for chart in drawn
-        ],
+        "charts": [{"y": chart.y, "label": _label(chart), "log": chart.log, "words": chart.words} for chart in drawn],
         "pictures": [
             {
                 "title": clean(picture.title),
@@ -124,6 +116,10 @@ def build_contents(report: Report) -> Row:
             for picture in report.pictures
         ],
     }
+
+
+def _label(chart: Chart) -> str:
+    return chart.label or LABELS.get(chart.y, chart.y)
 
 
 def _has_line(chart: Chart, columns: Mapping[str, Sequence[float | None]]) -> bool:

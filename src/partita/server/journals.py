@@ -31,6 +31,8 @@ CREATE INDEX by_site ON arrivals (site, version);
 CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
 CREATE TABLE posteriors (fold INTEGER PRIMARY KEY, digest BLOB NOT NULL) STRICT;
 """
+# The key of `meta` under which the last fold of a run stands that has come to its end.
+FINISHED = "finished"
 # Characters of a row of history, and of what is read of history at once; bytes of any value.
 MOST_ROW, MOST_AT_ONCE, MOST_VALUE = 1_000_000, 50_000_000, 64_000_000
 # Steps of SQLite's machine between looks at how many there were, and how many any file may need.
@@ -82,14 +84,32 @@ def read_strikes(run_dir: str | os.PathLike[str]) -> list[Notice]:
     return [notice for notice in _read_all_notices(run_dir) if notice.kind == "struck"]
 
 
+def read_unknown_kinds(run_dir: str | os.PathLike[str]) -> list[str]:
+    """Kinds of notices in a journal that this version does not know, and does not show."""
+    return sorted({kind for _, kind, _ in _read_kinds(run_dir) if kind not in get_args(NoticeKind)})
+
+
+def read_finished(run_dir: str | os.PathLike[str]) -> int | None:
+    """The fold with which a run has come to its end; None, if it goes on, or was stopped."""
+    query = "SELECT 0, value FROM meta WHERE key = ? AND value GLOB '[0-9]*'"
+    found = [value for _, value in _selected(run_dir, "meta", (int, str), query, FINISHED)]
+    return int(found[0]) if found and found[0].isdecimal() and len(found[0]) < 19 else None
+
+
 def _read_all_notices(run_dir: str | os.PathLike[str]) -> list[Notice]:
+    return [
+        Notice(site, kind, payload.decode(errors="replace"))  # type: ignore[arg-type]
+        for site, kind, payload in _read_kinds(run_dir)
+        if kind in get_args(NoticeKind)
+    ]
+
+
+def _read_kinds(run_dir: str | os.PathLike[str]) -> Iterator[tuple[int, str, bytes]]:
     query = "SELECT number, site, kind, payload FROM arrivals WHERE kind != 'update' ORDER BY number"
-    found = []
     for number, site, kind, payload in _selected(run_dir, "arrivals", (int, int, str, bytes), query):
-        if kind not in get_args(NoticeKind) or site < 0:
-            raise CorruptStorage(f"{_path(run_dir)}: update {number}: {kind!r} is not what a run can be told of a site")
-        found.append(Notice(site, kind, payload.decode(errors="replace")))
-    return found
+        if site < 0:
+            raise CorruptStorage(f"{_path(run_dir)}: update {number}: there is no site {site}")
+        yield site, kind, payload
 
 
 def _path(run_dir: str | os.PathLike[str]) -> Path:
@@ -109,7 +129,7 @@ def _history_row(run_dir: str | os.PathLike[str], fold: int, text: str) -> Row:
 
 
 def _selected(
-    run_dir: str | os.PathLike[str], table: str, kinds: tuple[type, ...], query: str, *values: int
+    run_dir: str | os.PathLike[str], table: str, kinds: tuple[type, ...], query: str, *values: int | str
 ) -> Iterator[tuple[Any, ...]]:
     """What a query finds, whoever is writing meanwhile; its first column rises."""
     path = _path(run_dir)

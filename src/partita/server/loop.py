@@ -17,6 +17,7 @@ from partita.wire.tasks import Task, Update
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Algorithm 1 of the paper: ask sites, wait for their updates, fold them; until the schedule has no more to ask."""
     with closing(Inbox(run.engine, run.ledger, run.rules, journal, run.names)) as inbox:
+        told: set[int] = set()
         plan: Iterator[list[int]] | None = run.settings.schedule.plan(run.board)
         while plan is not None or run.flights:
             sites = None if plan is None else next(plan, None)
@@ -29,6 +30,13 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             event, notices = fold(run, updates)
             for notice in notices:
                 note(run, notice)
+            quarantined = run.quarantined
+            news = [
+                f"{run.names.of(site)}: quarantined: {reason}"
+                for site, reason in quarantined.items()
+                if site not in told
+            ]
+            told, event = set(quarantined), replace(event, problems=(*news, *event.problems))
             refused = inbox.acknowledge(event.fold, event.posterior, notices)
             yield replace(event, replayed=inbox.replaying, refused=refused)
         for notice in inbox.finish():

@@ -4,7 +4,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+import jax
+import numpy as np
+
 from partita.designs.design import Reading
+from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.descriptions import describe
 from partita.foundation.runtime import on_host
@@ -84,6 +88,8 @@ class Run:
 
     def journal(self, run_dir: str | os.PathLike[str], resume: bool) -> Journal:
         """The journal of this run, which another run cannot go on with."""
+        if "\0" in os.fsdecode(run_dir):
+            raise InputError(f"run_dir: expected the path of a folder, got {os.fsdecode(run_dir)!r}")
         settings = self.settings
         schedule = {f.name: getattr(settings.schedule, f.name) for f in fields(settings.schedule)}
         parts = {
@@ -101,6 +107,12 @@ class Run:
         write_names(run_dir, self.names.names)
         return Journal(run_dir, description, self.ledger.prior, resume)
 
+    @property
+    def quarantined(self) -> dict[int, str]:
+        """Sites that are not asked again, and why; not those whose factors were divided out."""
+        board = self.board
+        return {site: board.away[site] for site in sorted(board.barred - self.ledger.retired)}
+
     def evaluate(self) -> dict[int, float]:
         """What every site says of the final posterior: its share of the evidence."""
         question = Evaluate(self.ledger.posterior, self.current_hyper)
@@ -110,7 +122,14 @@ class Run:
             by_site or address(question, self.sites), self.engine.ask(by_site or question)
         )
         values = {site: answer.value for site, answer in answers.items()}
-        return values | dict.fromkeys(self.ledger.retired, 0.0)
+        return values | dict.fromkeys({*self.ledger.retired, *self._find_unheard()}, 0.0)
+
+    def _find_unheard(self) -> list[int]:
+        """Quarantined sites of which the posterior holds nothing: it is that of the other sites' data."""
+        if not self.quarantined or self.settings.custody == "shared":
+            return []
+        factors = self.ledger.factors()
+        return [site for site in self.quarantined if not any(map(np.any, jax.tree.leaves(factors[site])))]
 
     def retire(self, site: int) -> None:
         """Divide a site's factor out: its data count no more."""

@@ -33,6 +33,7 @@ from partita.foundation.locks import try_lock
 from partita.foundation.plain import Row, to_json
 from partita.foundation.text import clean
 from partita.server.journals import (
+    FINISHED,
     JOURNAL_FORMAT,
     MOST_ROW,
     SCHEMA,
@@ -42,9 +43,11 @@ from partita.server.journals import (
     database_files,
     explain_errors,
 )
+from partita.server.journals import read_finished as read_finished
 from partita.server.journals import read_history as read_history
 from partita.server.journals import read_notices as read_notices
 from partita.server.journals import read_strikes as read_strikes
+from partita.server.journals import read_unknown_kinds as read_unknown_kinds
 from partita.server.journals import read_updates as read_updates
 from partita.wire.messages import Arrival, Notice, NoticeKind, decode_update, encode_update, largest
 from partita.wire.tasks import Update
@@ -108,6 +111,7 @@ class Journal:
         check_schema(self.path, self._database)
         stored = dict(self._database.execute("SELECT key, value FROM meta"))
         self._made_with = _read_value(stored.pop("made_with", "{}"))
+        stored.pop(FINISHED, None)
         wanted = _meta(description)
         if stored != wanted:
             there, here = ({key: _read_value(text) for key, text in meta.items()} for meta in (stored, wanted))
@@ -236,6 +240,10 @@ class Journal:
         if len(text) > MOST_ROW:
             raise StorageError(f"{self.path}: a row of history has {len(text)} characters: callbacks return too much")
         self._write_soon("INSERT INTO history VALUES (?, ?)", fold, text)
+
+    def finish(self, fold: int) -> None:
+        """The run has come to its end, with this fold; whoever follows it need not guess from numbers of updates."""
+        self._write_soon("INSERT OR REPLACE INTO meta VALUES (?, ?)", FINISHED, str(fold))
 
     def _write_soon(self, query: str, *values: Any) -> None:
         """What is written again on resume if it was lost, so that nobody waits for the disk."""

@@ -35,7 +35,6 @@ class Strikes:
                 reasons = [one.words for one in own]
             if reasons:
                 notices.append(Notice(site, "quarantined", reasons[-1]))
-                problems.append(f"{self.names.of(site)}: quarantined: {reasons[-1]}")
             elif struck:
                 notices.append(Notice(site, "struck", struck[-1]))
         return problems, notices
