@@ -369,7 +369,9 @@ class Ledger:
 
     def _store(self, sites: Sequence[int], factors: Family) -> None:
         shared = self._shared
-        self._factors.put_rows(sites, factors if shared is None else (self._share_of(shared) ** -1.0).times_rows(factors))
+        self._factors.put_rows(
+            sites, factors if shared is None else (self._share_of(shared) ** -1.0).times_rows(factors)
+        )
 
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""

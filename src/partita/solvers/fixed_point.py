@@ -53,8 +53,8 @@ class FixedPoint(Solver):
         return self.batch_size is not None
 
     def sends_message(self, expectation: Expectation) -> bool:
-        """One whole step, which is the message: the server bounds what is taken of it."""
-        return self.steps == 1 and self.step_size == 1
+        """One whole step towards a message that is one by construction: the server bounds what is taken of it."""
+        return expectation.has_message and self.steps == 1 and self.step_size == 1
 
     def message(self, problem: LocalProblem, posterior: Family, *, key: Array) -> tuple[Family, SolverInfo]:
         batch_key, sample_key = jax.random.split(jax.random.fold_in(key, 0))

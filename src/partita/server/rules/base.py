@@ -135,6 +135,9 @@ class RuleState:
         """Whether a site is held back now, so that it does not make up for earlier strikes."""
         return False
 
+    def forget(self, site: int) -> None:
+        """A site is divided out of the posterior: nothing that it said counts any more."""
+
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""
 

@@ -1,4 +1,4 @@
-"""Where sites' quadratic models of their data lead together, with curvature that is learnt from how their messages change.
+"""Where sites' quadratic models lead together, with curvature that is learnt from how their messages change.
 
 A message at a density says what a site's expected log likelihood is there, its slope, and a diagonal curvature. That is
 a quadratic model, and prior × ∏ messages is where all models together are highest. Where parameters are correlated, a
@@ -17,9 +17,11 @@ import numpy as np
 
 from partita.families import Family
 from partita.foundation.checks import check_count, check_positive
-from partita.server.rules.base import FreeEnergy, Proposal, RuleState, Setup
+from partita.server.rules.base import Proposal, RuleState, Setup
 from partita.server.rules.optimiser import Naturals
 
+# How many times as certain as the prior is the density at which sites are asked first.
+SHARPER = 1e6
 # A fall of fewer nats says nothing.
 NEGLIGIBLE = 1e-6
 # So many shorter steps are tried before the place that was better is given up.
@@ -35,6 +37,10 @@ HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
 # many times the ways that were gone.
 FURTHER, LESS, AHEAD = 2.0, 0.25, 8.0
 TINY = 1e-12
+# A site that is heard so many times no longer waits for those that were never heard.
+PATIENCE = 3
+# How many times as far as the last step the next may go, in nats.
+LEAP = 16.0
 # How many secants say how large the curvature is where nothing was learnt.
 RECENT = 5
 
@@ -51,17 +57,24 @@ class Secants:
 
     memory: int = 100
     numbers: int = 400
-    first: float = 2
+    first: float = 0.05
 
     def __post_init__(self) -> None:
         check_count("Secants: ", memory=self.memory, numbers=self.numbers)
         check_positive("Secants: ", first=self.first)
 
+    def start(self, prior: Family) -> Family:
+        """Where sites are asked first: so narrowly around the prior's mean that only the curvature there counts.
+
+        Under a wide prior little can be seen of where the data lead, and exponentials overflow.
+        """
+        return prior**SHARPER
+
     def init(self, setup: Setup) -> "SecantsState":
         if setup.prior is None:
-            return SecantsState(self, setup.sites, np.inf)
-        precision = Naturals.of(setup.prior, 1).precision
-        return SecantsState(self, setup.sites, self.first * precision.size)
+            return SecantsState(self, setup.sites, np.inf, np.inf)
+        parameters = Naturals.of(setup.prior, 1).precision.size
+        return SecantsState(self, setup.sites, self.first * parameters, parameters / LEAP)
 
 
 @dataclass
@@ -86,7 +99,7 @@ class Model:
         """The model around the next place, which has learnt from the way there, if that is curved as it should be."""
         way, fall = place - self.place, self.slope - slope
         ways, falls = self.ways, self.falls
-        if way @ fall > 1e-10 * np.sqrt((way @ way) * (fall @ fall)):
+        if self.memory and way @ fall > 1e-10 * np.sqrt((way @ way) * (fall @ fall)):
             ways, falls = [*ways, way][-self.memory :], [*falls, fall][-self.memory :]
         return Model(self.memory, place, value, slope, curvature, ways, falls, self.scaled)
 
@@ -184,6 +197,8 @@ class SecantsState(RuleState):
     sites: int
     # How far models are followed where sites do not answer together, in nats.
     reach: float
+    # How far the latest step went that was not taken back, where they do.
+    gone: float
     said: dict[int, Said] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
     # A model for each site, or one of all together.
@@ -194,9 +209,12 @@ class SecantsState(RuleState):
     step: Step | None = None
     returns: int = 0
 
-    def forgive(self, site: int) -> None:
+    def forget(self, site: int) -> None:
         self.said.pop(site, None)
-        self.models.pop(site, None)
+        self.models, self.step = {}, None
+
+    def forgive(self, site: int) -> None:
+        self.forget(site)
 
     def apply(self, proposal: Proposal) -> Proposal:
         rows = len(proposal.sites)
@@ -236,12 +254,11 @@ class SecantsState(RuleState):
 
         Gives the next place, and the share of the way there; zero, if an earlier step is taken back.
         """
-        everybody = list(self.said.values())
-        place, value = everybody[0].place, sum(said.value for said in everybody)
-        slope, curvature = sum(said.slope for said in everybody), sum(said.curvature for said in everybody)
+        everybody, last = list(self.said.values()), self.step
+        place, curvature = everybody[0].place, self._total_curvature()
         own_value, own_slope, own_curvature = _of_prior(prior, place, curvature)
-        free_energy, slope, curvature = value + own_value, slope + own_slope, curvature + own_curvature
-        last = self.step
+        free_energy = own_value + sum(said.value for said in everybody)
+        slope, curvature = np.sum([own_slope, *(said.slope for said in everybody)], axis=0), curvature + own_curvature
         tolerated = NEGLIGIBLE + 1e-10 * abs(free_energy)
         if last is not None and self.returns < MOST_RETURNS and not free_energy >= last.free_energy - tolerated:
             self.returns += 1
@@ -256,51 +273,47 @@ class SecantsState(RuleState):
             model = known.moved(place, free_energy, slope, curvature)
         self.models = {None: model}
         way = highest([model], place, 0 * place, 0 * place)
-        share = min(1.0, LARGEST_CHANGE / max(TINY, float(np.max(np.abs(way[len(way) // 2 :])))))
-        if not model.ways:
-            share = min(share, self._within_reach(way, place))
-        gain = float(slope @ way)
-        self.step = Step(place, free_energy, dict(self.said), way, gain, share)
+        share = min(_share_of_changes(way), _share_within(LEAP * self.gone, way, place))
+        self.gone = max(SLIGHT, share**2 * _nats(way, place))
+        self.step = Step(place, free_energy, dict(self.said), way, float(slope @ way), share)
         return place + share * way, share
 
     def _move(self, prior: Naturals, heard: Mapping[int, Said], here: np.ndarray) -> np.ndarray:
         """Some sites have answered: where all models together lead, as far as they may be followed."""
         self.models.pop(None, None)
         self.step = None
-        memory = max(1, min(self.settings.memory, self.settings.numbers // self.sites))
-        scale = _metric(here)
+        memory = min(self.settings.memory, self.settings.numbers // self.sites)
         for site, said in self.said.items():
             known = self.models.get(site)
             if known is None:
                 self.models[site] = Model(memory, said.place, said.value, said.slope, said.curvature)
             elif site in heard:
-                self._judge(known, said, scale, self.promised - self.promised_by.get(site, 0.0))
+                self._judge(known, said, self.promised - self.promised_by.get(site, 0.0))
                 self.models[site] = known.moved(said.place, said.value, said.slope, said.curvature)
             if known is None or site in heard:
                 self.promised_by[site] = self.promised
         models = list(self.models.values())
-        curvature = sum(said.curvature for said in self.said.values())
-        _, own_slope, own_curvature = _of_prior(prior, here, curvature)
+        _, own_slope, own_curvature = _of_prior(prior, here, self._total_curvature())
         way = highest(models, here, own_slope, own_curvature)
-        share = min(1.0, LARGEST_CHANGE / max(TINY, float(np.max(np.abs(way[len(way) // 2 :])))))
         # As many folds as it takes to hear of everybody may go as far as models may be followed.
-        share = min(share, len(heard) / len(self.said) * self._within_reach(way, here))
-        slope = own_slope + sum(model.slope - model.curved(here - model.place) for model in models)
+        most = len(heard) / len(self.said) * _share_within(self.reach, way, here)
+        share = min(_share_of_changes(way), most)
+        slopes = [model.slope - model.curved(here - model.place) for model in models]
         # Along a way to the highest place of a parabola.
-        self.promised += share * (1 - 0.5 * share) * float(slope @ way)
+        self.promised += share * (1 - 0.5 * share) * float(np.sum([own_slope, *slopes], axis=0) @ way)
         return here + share * way
 
-    def _within_reach(self, way: np.ndarray, here: np.ndarray) -> float:
-        """The share of a way that goes as far as models may be followed."""
-        return float(np.sqrt(self.reach / max(0.5 * float(_metric(here) @ way**2), TINY)))
+    def _total_curvature(self) -> np.ndarray:
+        total: np.ndarray = np.sum([said.curvature for said in self.said.values()], axis=0)
+        return total
 
-    def _judge(self, model: Model, said: Said, scale: np.ndarray, promised: float) -> None:
+    def _judge(self, model: Model, said: Said, promised: float) -> None:
         """Follow models further, or less far, by how well this one has predicted its site's value.
 
         What counts is how much of what all models promised on the way, a site's own part of it, was lost.
         """
         short, quadratic = model.shortfall(said.place, said.value)
-        length = 0.5 * float(scale @ (said.place - model.place) ** 2)
+        length = _nats(said.place - model.place, said.place)
         most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
         if short <= HELD * most + SLIGHT:
             self.reach = min(self.reach * FURTHER**part, max(self.reach, AHEAD * length))
@@ -321,36 +334,36 @@ class SecantsState(RuleState):
         Precisions go no further than messages say, so that every cavity stays proper; None goes all the way.
         """
         now = Naturals.of(proposal.posterior, 1)
+        said = [self.said.get(site) for site in proposal.sites]
         targets = Naturals(
-            np.stack([self._message(site, messages.shift[row], "shift") for row, site in enumerate(proposal.sites)]),
-            np.stack([self._message(site, messages.precision[row], "precision") for row, site in enumerate(proposal.sites)]),
+            np.stack([row if one is None else one.shift for one, row in zip(said, messages.shift, strict=True)]),
+            np.stack(
+                [row if one is None else one.precision for one, row in zip(said, messages.precision, strict=True)]
+            ),
         )
         change = targets - factors
-        shares = np.ones(now.precision.shape[1])
         if precision is not None:
-            all_of_it = change.precision.sum(axis=0)
-            asked = precision - now.precision[0]
-            small = np.abs(all_of_it) <= 1e-9 * now.precision[0]
-            shares = np.clip(np.where(small, 1.0, asked / np.where(small, 1.0, all_of_it)), 0.0, 1.0)
-        change = Naturals(shares * change.shift, shares * change.precision)
+            shares = _shares_of(precision - now.precision[0], change.precision.sum(axis=0), now.precision[0])
+            change = Naturals(shares * change.shift, shares * change.precision)
         end = now.precision[0] + change.precision.sum(axis=0)
         rest = end * location - now.shift[0] - change.shift.sum(axis=0)
-        kind = proposal.changes.dtype
+        changes = proposal.changes.as_mean_field("damping: Secants")
+        kind = changes.dtype
+        spread = None
         if len(proposal.sites) == self.sites:
             change = Naturals(change.shift + rest / self.sites, change.precision)
-            spread = None
         else:
-            like = proposal.changes.row(0)
-            spread = Family.stack([like]).with_naturals(rest[None].astype(kind), np.zeros((1, len(rest)), kind)).row(0)
-        changes = proposal.changes.with_naturals(change.shift.astype(kind), change.precision.astype(kind))
+            one = changes.take_rows([0])
+            spread = one.with_naturals(rest[None].astype(kind), np.zeros((1, len(rest)), kind)).row(0)
+        changes = changes.with_naturals(change.shift.astype(kind), change.precision.astype(kind))
         return replace(proposal, changes=changes, wanted=wanted, rest=spread)
 
-    def _message(self, site: int, otherwise: np.ndarray, name: str) -> np.ndarray:
-        return getattr(self.said[site], name) if site in self.said else otherwise
 
-
-# A site that is heard for so many times is not waited for by those that were not heard yet.
-PATIENCE = 3
+def _shares_of(asked: np.ndarray, offered: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """For every coordinate the share, from 0 to 1, of what is offered that comes nearest to what is asked for."""
+    nothing = np.abs(offered) <= 1e-9 * size
+    shares: np.ndarray = np.where(nothing, 1.0, np.clip(asked / np.where(nothing, 1.0, offered), 0.0, 1.0))
+    return shares
 
 
 def _coordinates(density: Family) -> np.ndarray:
@@ -360,15 +373,25 @@ def _coordinates(density: Family) -> np.ndarray:
     return np.concatenate([shift / precision, np.log(precision)])
 
 
-def _metric(place: np.ndarray) -> np.ndarray:
-    """The Fisher information of coordinates: half of it times squares are nats."""
-    half = len(place) // 2
-    return np.concatenate([np.exp(place[half:]), np.full(half, 0.5)])
+def _nats(way: np.ndarray, place: np.ndarray) -> float:
+    """How far a way leads from a place, by the Fisher information there."""
+    locations, log_precisions = np.split(way, 2)
+    precision = np.exp(place[len(locations) :])
+    return 0.5 * float(precision @ locations**2) + 0.25 * float(log_precisions @ log_precisions)
 
 
-def _of_prior(
-    prior: Naturals, place: np.ndarray, curvature: np.ndarray
-) -> tuple[float, np.ndarray, np.ndarray]:
+def _share_of_changes(way: np.ndarray) -> float:
+    """The share of a way on which no precision changes too much."""
+    largest = float(np.max(np.abs(way[len(way) // 2 :])))
+    return min(1.0, LARGEST_CHANGE / max(TINY, largest))
+
+
+def _share_within(most: float, way: np.ndarray, place: np.ndarray) -> float:
+    """The share of a way that is so many nats long."""
+    return float(np.sqrt(most / max(_nats(way, place), TINY)))
+
+
+def _of_prior(prior: Naturals, place: np.ndarray, curvature: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """-KL(q ‖ prior) up to a constant, with its slope and a curvature that leaves no direction flat.
 
     `curvature` is the models': precisions have at least the curvature that a Gaussian's own entropy gives them.
