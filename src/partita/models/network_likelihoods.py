@@ -151,8 +151,9 @@ class Normal(NetworkLikelihood):
 LIKELIHOODS: dict[str, type[NetworkLikelihood]] = {"softmax": Softmax, "gaussian": Normal, "bernoulli": Bernoulli}
 
 
-def find_likelihood(name: str) -> type[NetworkLikelihood]:
-    if name not in LIKELIHOODS:
+def make_likelihood(name: str, heads: int = 1) -> NetworkLikelihood:
+    """The likelihood of a name."""
+    if not isinstance(name, str) or name not in LIKELIHOODS:
         *others, last = (f'"{known}"' for known in LIKELIHOODS)
         raise InputError(f"likelihood: expected {', '.join(others)} or {last}, got {name!r}")
-    return LIKELIHOODS[name]
+    return LIKELIHOODS[name](heads)

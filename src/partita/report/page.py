@@ -45,7 +45,7 @@ class Report:
     table: Sequence[Row]
     curves: Sequence[Curve]
     pictures: Sequence[Picture] = ()
-    charts: Sequence[Chart] = choose_lines("run")
+    charts: Sequence[Chart] = field(default_factory=lambda: choose_lines("run"))
     notes: Mapping[str, str] = field(default_factory=dict)
     sites: Sequence[Row] = ()
     more: Mapping[str, Sequence[Row]] = field(default_factory=dict)

@@ -121,7 +121,7 @@ class Journal:
             )
 
     def _check_mark(self) -> None:
-        """That everything is there that was ever acknowledged, as far as the lock file knows."""
+        """Check that everything is there that was ever acknowledged, as far as the lock file knows."""
         mark = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
         (last,) = self._database.execute("SELECT coalesce(max(number), 0) FROM arrivals").fetchone()
         if mark.isdigit() and int(mark) > last:
