@@ -173,7 +173,7 @@ def _check_levels(question: q.Levels, answer: q.LevelsAnswer) -> None:
 
 
 def _check_spread(prefix: str, count: float, mean: np.ndarray, total: np.ndarray, size: np.ndarray) -> None:
-    """Check that means are at most the largest value, and squares at most its square for every row, but for rounding."""
+    """Check that means are at most the largest value, and squares at most its square for each row, but for rounding."""
     _need(size.shape == mean.shape, f"{prefix}size: expected {len(mean)} columns, got {len(size)}")
     _need(bool(np.all(size >= 0) and np.all(total >= 0)), f"{prefix}size or {prefix}total: is negative")
     most = size * (1 + ROUNDING)
