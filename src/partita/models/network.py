@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.errors import InputError, ShardError
 from partita.families import Family, MeanField
-from partita.foundation.checks import check_count, check_positive, is_whole
+from partita.foundation.checks import check_count, check_one_of, check_positive, is_whole
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, Predictors, Scalar
 from partita.foundation.text import clean
@@ -171,8 +171,7 @@ class Network(Predictor):
         check_positive(prior_scale=self.prior_scale, noise=self.noise, start_scale=self.start_scale)
         check_count(heads=self.heads)
         make_likelihood(self.likelihood)
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        check_one_of("", ACTIVATIONS, activation=self.activation)
         if isinstance(self.layers, tuple):
             if len(self.layers) < 2 or not all(is_whole(size) and size >= 1 for size in self.layers):
                 shown = clean(self.layers)
