@@ -35,6 +35,7 @@ from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpd
 from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.metrics import serve_metrics
 from partita.federation.state import read_state, write_state
+from partita.foundation import archives
 from partita.foundation.files import read_json
 from partita.foundation.logs import open_log
 from partita.foundation.loopback import MOST_CONNECTIONS
@@ -324,10 +325,10 @@ def test_28_compiled_programs_which_are_run_again_lie_where_nobody_else_can_writ
 def saved(folder, change=lambda arrays, about: None):
     path = folder / "result.safetensors"
     fit(rounds=1).save(path)
-    arrays, about = storage.read_arrays(path)
+    arrays, about = archives.read_arrays(path)
     arrays = {name: array.copy() for name, array in arrays.items()}
     change(arrays, about)
-    storage.write_arrays(path, arrays, about)
+    archives.write_arrays(path, arrays, about)
     return path
 
 
@@ -387,8 +388,8 @@ def test_29_an_honest_result_is_still_read(tmp_path):
 def test_29_a_stream_with_numbers_that_are_none_is_refused(tmp_path):
     path, inputs = tmp_path / "stream", np.linspace(0, 1, 8)[:, None]
     pt.StreamingGPRegressor(points_per_batch=3, steps=1).partial_fit(inputs, inputs[:, 0]).save(path)
-    arrays, about = storage.read_arrays(path)
-    storage.write_arrays(path, {**arrays, "factor.shift": arrays["factor.shift"] * np.nan}, about)
+    arrays, about = archives.read_arrays(path)
+    archives.write_arrays(path, {**arrays, "factor.shift": arrays["factor.shift"] * np.nan}, about)
     with pytest.raises(CorruptStorage, match="factor.shift: has numbers that are not finite"):
         pt.StreamingGPRegressor.load(path)
 

@@ -43,13 +43,13 @@ from partita.federation.state import Requests, read_state, write_state
 from partita.fitting import prepare
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
+from partita.foundation import archives
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json, parse_toml
 from partita.foundation.keys import read_public_key
 from partita.foundation.locks import hold_lock
 from partita.report.measures import write_measures
 from partita.report.regression import describe, write_regression
-from partita.server import storage
 from partita.server.schedules import Synchronous
 from partita.server.settings import Settings
 from partita.site.consent import Consent
@@ -148,7 +148,7 @@ class Archive:
     def __init__(self, folder, save, use):
         self.path, self.use = folder / "result.safetensors", use
         save(self.path)
-        self.arrays, self.tree = storage.read_arrays(self.path)
+        self.arrays, self.tree = archives.read_arrays(self.path)
 
     def write(self, tree, arrays=None):
         arrays = self.arrays if arrays is None else arrays

@@ -19,12 +19,12 @@ from partita.families.marginals import Marginals
 from partita.formulas.agreement import check_unchanged
 from partita.formulas.prediction import expect_observations
 from partita.formulas.silos import Connection, Silos
+from partita.foundation.archives import doubted, read_arrays
 from partita.foundation.checks import check_count, is_number
 from partita.foundation.text import clean
 from partita.models.coefficients import Coefficients
 from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
-from partita.server.storage import doubted, read_arrays
 from partita.site.reading import read_inputs
 from partita.wire.questions import Predict, PredictAnswer
 

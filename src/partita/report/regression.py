@@ -9,13 +9,13 @@ import numpy as np
 from partita.designs.responses import RESPONSES
 from partita.errors import CorruptStorage
 from partita.formulas import Regression, compare
+from partita.foundation.archives import write_text
 from partita.foundation.files import read_json
 from partita.foundation.plain import Row, to_json
 from partita.report.charts import Findings, draw_pictures
 from partita.report.charts.base import Calibration, Coefficients
 from partita.report.formatting import format_ratio
 from partita.report.page import Report
-from partita.server.storage import write_text
 
 FILE = "regression.json"
 # Parts of a calibration that do not go into its table as they are.
