@@ -169,7 +169,7 @@ class Ledger:
         if least == 0:
             return True
         with np.errstate(over="ignore", invalid="ignore"):
-            if admissible_share(*self._way(change)) < least:
+            if admissible_share(*self._ends_and_floor(change)) < least:
                 return False
             return bool(find_unburied_shares(self, [site], Family.stack([change]), least)[0] > 0)
 
@@ -255,7 +255,7 @@ class Ledger:
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior and every cavity proper."""
-        start, end, floor = self._way(total)
+        start, end, floor = self._ends_and_floor(total)
         share = admissible_share(start, end, floor)
         if len(sites) > 1:
             cavities = self.cavities(sites)
@@ -268,7 +268,7 @@ class Ledger:
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         """The largest share of one site's change that keeps the posterior and these cavities of all sites proper."""
-        start, end, floor = self._way(change)
+        start, end, floor = self._ends_and_floor(change)
         share = admissible_share(start, end, floor)
         if self.sites > 1:
             # A site's own cavity does not move with it.
@@ -280,7 +280,7 @@ class Ledger:
         """What cannot be told from zero beside the largest numbers that were added up, these among them."""
         return larger_floor(self._floor, rounding_floor(end))
 
-    def _way(self, change: Family) -> tuple[Cone, Cone, Cone]:
+    def _ends_and_floor(self, change: Family) -> tuple[Cone, Cone, Cone]:
         """Where the posterior is, where a change would lead it, and what cannot be told from zero there."""
         end = (self.posterior * change).cone()
         return self.posterior.cone(), end, self.floor_with(end)

@@ -43,7 +43,7 @@ class SharedLedger(Ledger):
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior proper, and with it every cavity."""
-        return admissible_share(*self._way(total))
+        return admissible_share(*self._ends_and_floor(total))
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         return self.share([site], change, change)
