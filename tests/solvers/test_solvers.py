@@ -98,7 +98,7 @@ NOISY = {
 
 
 def test_every_solver_is_tried():
-    """The one with another optimum, the one for small batches, and the one that solves nothing have tests of their own."""
+    """Those with another optimum, for small batches, and without a local problem have tests of their own."""
     tried = {type(solver) for solver, _ in [*EXACT.values(), *MEAN_FIELD.values()]}
     assert tried | {MomentMatching, BayesianGradient, Message} == set(REGISTRY.values())
 
