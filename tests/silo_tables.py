@@ -9,10 +9,10 @@ from partita.site.reading import read_rows, weigh_table
 
 def read_design(formula, family, sites):
     """The design that these sites agree on, and their rows by name, with groups counted through."""
-    with Silos.of(sites, None).connected() as silos:
-        reading = agree(silos, formula, family).reading
+    with Silos.of(sites, None).connected() as connection:
+        reading = agree(connection, formula, family).reading
     rows = {}
-    for (name, table), first in zip(silos.sources.items(), reading.first_groups, strict=True):
+    for (name, table), first in zip(connection.silos.sources.items(), reading.first_groups, strict=True):
         own = read_rows(f"site {name}", weigh_table(name, table, None), reading.design)
         rows[name] = own if own.group is None else replace(own, group=first + own.group)
     return reading.design, rows

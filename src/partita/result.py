@@ -16,6 +16,7 @@ from partita.errors import CorruptStorage, InputError, RunMismatch
 from partita.exchange import inference_data
 from partita.families import REGISTRY as FAMILIES
 from partita.families import Family
+from partita.foundation.archives import doubted, read_arrays, write_arrays
 from partita.foundation.checks import check_count
 from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, scalar, text, whole
 from partita.foundation.plain import Row, plain
@@ -24,7 +25,6 @@ from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper
 from partita.models.base import prior_shapes
 from partita.predictive import expected_response, predictive_std, scaled_columns
-from partita.server.storage import doubted, read_arrays, write_arrays
 from partita.site.columns import Columns, arrange
 
 # What a file says of a result beside its arrays. Hyperparameters are positive; JSON has no nan.

@@ -185,7 +185,7 @@ def tell(event: Event, callbacks: Sequence[Callback]) -> Row:
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """That there is a list of those who are called; one alone is no list."""
+    """Check that callbacks are a list of functions; a function alone is no list."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str | bytes) or not all(map(callable, callbacks)):
         raise InputError(f"callbacks: expected a list of functions of an event, such as [print], got {callbacks!r}")
 

@@ -116,6 +116,8 @@ def test_names_are_those_that_load():
         assert len(features) == len(targets) > 100
     with pytest.raises(pt.errors.InputError, match="'iris' is not known: use one of breast-cancer.*, mnist"):
         pt.datasets.load("iris")
+    with pytest.raises(pt.errors.InputError, match=r"\['digits'\] is not known"):
+        pt.datasets.load(["digits"])
     with pytest.raises(pt.errors.InputError, match="'iris' is not known"):
         pt.datasets.load_split("iris")
 

@@ -35,8 +35,9 @@ from partita.errors import ConfigError, CorruptStorage, InputError, MalformedUpd
 from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.metrics import serve_metrics
 from partita.federation.state import read_state, write_state
+from partita.foundation import archives
 from partita.foundation.files import read_json
-from partita.foundation.logs import open_log as logger
+from partita.foundation.logs import open_log
 from partita.foundation.loopback import MOST_CONNECTIONS
 from partita.foundation.runtime import cache_compilation
 from partita.foundation.text import clean
@@ -44,9 +45,9 @@ from partita.launch import write_run_report
 from partita.models import prior_of
 from partita.report import write_report
 from partita.report.follower import Follower
-from partita.report.live import serve_page as served
+from partita.report.live import serve_page
 from partita.report.measures import write_measures
-from partita.report.terminal import make_table as table_of
+from partita.report.terminal import make_table
 from partita.server import storage
 from partita.server.rules.chain import Chain
 from partita.server.schedules import Asynchronous, Synchronous
@@ -165,7 +166,7 @@ def shown_on(terminal, show):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_27_tables_and_progress_show_what_is_there_and_obey_nothing(terminal, monkeypatch):
     monkeypatch.setattr(telemetry, "FIRST_LINE", 0.0)
-    table = shown_on(terminal, lambda console: console.print(table_of(EVIL, [{EVIL: EVIL, "number": 1.0}])))
+    table = shown_on(terminal, lambda console: console.print(make_table(EVIL, [{EVIL: EVIL, "number": 1.0}])))
 
     def progress(console):
         with telemetry.Progress(EVIL, console) as bar:
@@ -221,7 +222,7 @@ def test_27_a_dtype_with_a_name_of_12_kb_is_told_in_a_line():
 
 
 def test_27_a_log_is_one_short_line_for_each_event(tmp_path):
-    log = logger(tmp_path / "run", "log")
+    log = open_log(tmp_path / "run", "log")
     log.warning("site", extra={"row": {"problem": EVIL * 10_000, "names": [EVIL]}})
     (line,) = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     assert len(line) < 5000
@@ -257,7 +258,7 @@ def test_28_files_of_a_run_are_for_their_owner_alone_whatever_the_umask(tmp_path
     result.save(found / "result.safetensors")
     write_report(found / "report.html", Follower(found).report())
     write_measures(found, result, (X, Y))
-    log = logger(found, "log")
+    log = open_log(found, "log")
     log.info("something")
     seen |= modes(found)
     wanted = {"journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "payloads", "lock", "log.jsonl"}
@@ -302,7 +303,7 @@ def test_28_logs_and_states_follow_no_link(tmp_path):
     for name in ("log.jsonl", "result.safetensors", "report.html"):
         (folder / name).symlink_to(target)
     with pytest.raises(OSError, match="is a link"):
-        logger(folder, "log")
+        open_log(folder, "log")
     fit(folder).save(folder / "result.safetensors")
     write_report(folder / "report.html", Follower(folder).report())
     assert target.read_text() == "precious"
@@ -324,10 +325,10 @@ def test_28_compiled_programs_which_are_run_again_lie_where_nobody_else_can_writ
 def saved(folder, change=lambda arrays, about: None):
     path = folder / "result.safetensors"
     fit(rounds=1).save(path)
-    arrays, about = storage.read_arrays(path)
+    arrays, about = archives.read_arrays(path)
     arrays = {name: array.copy() for name, array in arrays.items()}
     change(arrays, about)
-    storage.write_arrays(path, arrays, about)
+    archives.write_arrays(path, arrays, about)
     return path
 
 
@@ -387,8 +388,8 @@ def test_29_an_honest_result_is_still_read(tmp_path):
 def test_29_a_stream_with_numbers_that_are_none_is_refused(tmp_path):
     path, inputs = tmp_path / "stream", np.linspace(0, 1, 8)[:, None]
     pt.StreamingGPRegressor(points_per_batch=3, steps=1).partial_fit(inputs, inputs[:, 0]).save(path)
-    arrays, about = storage.read_arrays(path)
-    storage.write_arrays(path, {**arrays, "factor.shift": arrays["factor.shift"] * np.nan}, about)
+    arrays, about = archives.read_arrays(path)
+    archives.write_arrays(path, {**arrays, "factor.shift": arrays["factor.shift"] * np.nan}, about)
     with pytest.raises(CorruptStorage, match="factor.shift: has numbers that are not finite"):
         pt.StreamingGPRegressor.load(path)
 
@@ -426,7 +427,7 @@ def test_29_a_crafted_journal_is_a_typed_error_and_hangs_nothing(tmp_path, queri
     execute(tmp_path, *queries)
     with pytest.raises(StorageError):
         write_run_report(tmp_path)
-    with served(Follower(tmp_path)) as url:
+    with serve_page(Follower(tmp_path)) as url:
         assert status(url) == 200
 
 
@@ -539,7 +540,7 @@ class Metrics:
         self.thread.join()
 
 
-PAGES = {"page": lambda folder: served(Follower(folder)), "metrics": Metrics}
+PAGES = {"page": lambda folder: serve_page(Follower(folder)), "metrics": Metrics}
 
 
 def status(url, host=None):
@@ -562,7 +563,7 @@ def test_30_a_hundred_slow_senders_keep_nobody_out(tmp_path, kind):
 
 
 def test_30_listeners_that_ask_are_kept_when_those_come_who_do_not(tmp_path):
-    with served(Follower(tmp_path)) as url, ExitStack() as opened:
+    with serve_page(Follower(tmp_path)) as url, ExitStack() as opened:
         parts = urllib.parse.urlsplit(url)
         listener = opened.enter_context(closing(http.client.HTTPConnection(parts.netloc, timeout=30)))
         listener.request("GET", "/events")

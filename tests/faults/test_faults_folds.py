@@ -14,11 +14,11 @@ from partita.engines import InProcess
 from partita.errors import Stalled
 from partita.families import Dirichlet, Gamma, Gaussian, Independent, MeanField, NormalGamma, NormalWishart, Product
 from partita.fitting import events
+from partita.server.journals import read_notices
 from partita.server.ledger import Ledger
 from partita.server.rules.limits import STRIKE, Limits, divergence
 from partita.server.schedules import Asynchronous, OnePass, Priority, RandomOrder, Sequential, Synchronous
 from partita.server.shared_ledger import SharedLedger
-from partita.server.storage import read_notices
 from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import Notice
 from partita.wire.questions import RECORD

@@ -36,21 +36,20 @@ from partita.errors import (
     StorageError,
 )
 from partita.federation.folders import read_server
-from partita.federation.metrics import format_metrics as prometheus
-from partita.federation.new import make_federation as new_federation
+from partita.federation.metrics import format_metrics
+from partita.federation.new import make_federation
 from partita.federation.processes import stop
 from partita.federation.state import Requests, read_state, write_state
 from partita.fitting import prepare
 from partita.formulas.fitting import check_comparable
 from partita.formulas.regression import check_level
+from partita.foundation import archives
 from partita.foundation.digests import content_digest
 from partita.foundation.foreign import parse_json, parse_toml
 from partita.foundation.keys import read_public_key
-from partita.foundation.locks import hold_lock as held
+from partita.foundation.locks import hold_lock
 from partita.report.measures import write_measures
-from partita.report.regression import describe as described
-from partita.report.regression import write_regression
-from partita.server import storage
+from partita.report.regression import describe, write_regression
 from partita.server.schedules import Synchronous
 from partita.server.settings import Settings
 from partita.site.consent import Consent
@@ -149,7 +148,7 @@ class Archive:
     def __init__(self, folder, save, use):
         self.path, self.use = folder / "result.safetensors", use
         save(self.path)
-        self.arrays, self.tree = storage.read_arrays(self.path)
+        self.arrays, self.tree = archives.read_arrays(self.path)
 
     def write(self, tree, arrays=None):
         arrays = self.arrays if arrays is None else arrays
@@ -327,7 +326,7 @@ def of_regression_notes(folder):
         "y ~ age + arm", frames(), family="bernoulli", schedule=Synchronous(rounds=2), quiet=True, run_dir=folder
     )
     made.save(folder / "result.safetensors")
-    write_regression(folder, described([made]))
+    write_regression(folder, describe([made]))
     return Notes(folder / "regression.json", lambda path: quietly(show_report, path.parent, False))
 
 
@@ -413,7 +412,7 @@ def of_formula_config(folder):
 
 
 def federation(folder):
-    new_federation(folder / "server", ["north", "south"], "127.0.0.1:9092", ["a", "b"], "y", "logistic-regression")
+    make_federation(folder / "server", ["north", "south"], "127.0.0.1:9092", ["a", "b"], "y", "logistic-regression")
     return folder / "server"
 
 
@@ -479,7 +478,7 @@ def of_state(folder):
     def use(path):
         command("status", server)
         command("status", server, "--json")
-        prometheus(read_state(read_server(server)))
+        format_metrics(read_state(read_server(server)))
 
     return Notes(server / "run" / "state.json", use)
 
@@ -728,7 +727,7 @@ def test_28_a_lock_that_names_no_process_ends_none(tmp_path, number, monkeypatch
     ended = []
     monkeypatch.setattr(os, "kill", lambda *asked: ended.append(asked) or int.to_bytes(asked[0], 4))
     server = federation(tmp_path)
-    with held(server / "run" / "serve.lock"):
+    with hold_lock(server / "run" / "serve.lock"):
         (server / "run" / "serve.lock").write_bytes(number)
         with suppress(PartitaError):
             stop(server)

@@ -20,17 +20,16 @@ from partita.errors import ConfigError, InputError, StorageError
 from partita.families import Family
 from partita.federation import link
 from partita.federation.folders import read_server
-from partita.federation.new import make_federation as new_federation
+from partita.federation.new import make_federation
 from partita.federation.state import request
-from partita.foundation.locks import hold_lock as held
-from partita.foundation.locks import private_folder as private
-from partita.foundation.logs import open_log as logger
+from partita.foundation.locks import hold_lock, private_folder
+from partita.foundation.logs import open_log
 from partita.models import prior_of
 from partita.server.ledger import Ledger
 from partita.server.rules import FreeEnergy, Proposal, Setup, as_damping
 from partita.site.consent import Consent
 from partita.site.gate import CANNOT, Site
-from partita.site.process import log_answers as logged
+from partita.site.process import log_answers
 from partita.site.settings import read_site
 from partita.wire.codec import encode_question
 from partita.wire.messages import encode_task
@@ -44,7 +43,7 @@ SECRETS = GENERATOR.normal(size=40) * 1e3
 
 def made(path):
     pytest.importorskip("cryptography")
-    new_federation(path, ["a", "b"], "127.0.0.1:9092", ["age"], "ill", "linear-regression")
+    make_federation(path, ["a", "b"], "127.0.0.1:9092", ["age"], "ill", "linear-regression")
     return read_server(path)
 
 
@@ -262,14 +261,14 @@ def routes(app):
 def guarded(tmp_path_factory):
     """A server's folder and its gate."""
     pytest.importorskip("flwr")
-    from partita.federation.link import build_gate as gated
+    from partita.federation.link import build_gate
 
     server = made(tmp_path_factory.mktemp("guarded") / "server")
     server.run.mkdir()
     with warnings.catch_warnings():
         # Flower's own database tool.
         warnings.filterwarnings("ignore", "No path_separator found", DeprecationWarning)
-        return server, gated(server, PORT)
+        return server, build_gate(server, PORT)
 
 
 def test_17_only_sites_get_answers_and_only_at_their_routes(guarded, tmp_path):
@@ -345,7 +344,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
     from flwr.app import ConfigRecord, Metadata, RecordDict
     from flwr.app.message import make_message
 
-    from partita.site.node import _reply_to as _replied
+    from partita.site.node import _reply_to
 
     asked = []
 
@@ -359,7 +358,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
             created_at=time.time(), ttl=60.0, message_type=kind,
         )  # fmt: skip
         message = make_message(about, content=RecordDict(records))
-        return dict(_replied(message, answer).content[RECORD])
+        return dict(_reply_to(message, answer).content[RECORD])
 
     ours = {RECORD: ConfigRecord({"payload": b"x"})}
     assert reply("query.about", ours) == {"payload": b"yes"}
@@ -375,8 +374,8 @@ def test_18_a_site_answers_questions_and_runs_nothing():
 def test_19_another_column_model_or_solver_is_refused_at_the_site_and_logged_there(server, folder):
     accepted = server.recipe
     site = Site(folder, accepts=True)
-    log = logger(folder / "run", "log")
-    answer = logged(site, log, print)
+    log = open_log(folder / "run", "log")
+    answer = log_answers(site, log, print)
     assert "payload" in answer("evaluate", question(accepted))
     before = (folder / "run" / "accepted.json").read_text()
     for old, new in (
@@ -496,8 +495,8 @@ def test_28_folders_are_their_owners_alone(tmp_path):
         server = made(tmp_path / "server")
         request(server, "a", "retired")
         assert server.run.stat().st_mode & 0o777 == 0o700
-        with private(server.run), held(server.run / "serve.lock"):
-            logger(server.run, "log").info("hello")
+        with private_folder(server.run), hold_lock(server.run / "serve.lock"):
+            open_log(server.run, "log").info("hello")
             assert os.umask(0o077) == 0o077
     finally:
         os.umask(before)
@@ -513,7 +512,7 @@ def test_28_no_link_is_followed(tmp_path):
     (tmp_path / "run").mkdir()
     for name in ("lock", "run/accepted.json"):
         (tmp_path / name).symlink_to(target)
-    with pytest.raises(StorageError), held(tmp_path / "lock"):
+    with pytest.raises(StorageError), hold_lock(tmp_path / "lock"):
         pass
     Consent(tmp_path).accept({"seed": 0})
     assert target.read_text() == "precious"

@@ -17,7 +17,7 @@ import partita as pt
 from partita.cli import app
 from partita.designs.calibration import predict_observations
 from partita.errors import CorruptStorage, InputError, RunMismatch
-from partita.server.storage import read_arrays, write_arrays
+from partita.foundation.archives import read_arrays, write_arrays
 from partita.site.reading import read_inputs
 
 

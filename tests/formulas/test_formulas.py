@@ -223,8 +223,8 @@ def test_the_same_rows_are_held_out_whatever_the_formula_is():
     sites = {name: part.assign(ward=np.arange(len(part)) // 2) for name, part in SITES.items()}
     digests = set()
     for formula in ("score ~ age", "score ~ arm + (1 | ward)"):
-        with Silos.of(sites, None).connected() as silos:
-            agreement = agree(silos, formula, "gaussian", held_out=0.4, seed=1)
+        with Silos.of(sites, None).connected() as connection:
+            agreement = agree(connection, formula, "gaussian", held_out=0.4, seed=1)
         assert 0.5 * len(TABLE) < sum(counts.rows for counts in agreement.counts.values()) < 0.7 * len(TABLE)
         digests.add(agreement.digest)
     assert len(digests) == 1

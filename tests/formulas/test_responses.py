@@ -10,6 +10,9 @@ from scipy.optimize import minimize
 import partita as pt
 from partita.designs.responses import RESPONSES, Response
 from partita.models.linear import LinearPredictor
+from partita.report.charts import draw_pictures
+from partita.report.formatting import format_ratio
+from partita.report.regression import build_tables, describe, read_findings
 
 
 class ExponentialRegression(LinearPredictor):
@@ -80,6 +83,11 @@ def test_a_new_response_is_one_class(exponential, tmp_path):
     fitted.save(tmp_path / "found.safetensors")
     loaded = pt.Regression.load(tmp_path / "found.safetensors")
     assert_allclose(loaded.predict(table), fitted.predict(table))
+    row = describe([fitted])
+    (coefficients, *_) = build_tables(row).values()
+    assert coefficients[1]["time ratio"] == format_ratio(rows[1]["time ratio"])
+    (picture, *_) = draw_pictures(read_findings(row))
+    assert picture.figure.layout.xaxis.title.text == "time ratio"
     low, high = fitted.predict_interval(table).T
     assert np.mean((low < table.y) & (table.y < high)) == pytest.approx(0.95, abs=0.03)
 

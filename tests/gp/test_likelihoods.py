@@ -26,7 +26,7 @@ def expected(function, m, v):
 
 
 @pytest.mark.parametrize(("likelihood", "y", "log_prob"), CASES, ids=NAMES)
-def test_expectations_sites_and_responses(likelihood, y, log_prob):
+def test_expectations_terms_and_responses(likelihood, y, log_prob):
     m, v = 0.3, 0.5
     params = likelihood.initial()
     with precision(np.float64):
@@ -85,6 +85,8 @@ def test_targets_that_cannot_be():
         likelihoods.Normal(0.0)
     with pytest.raises(InputError, match="expected one of gaussian"):
         likelihoods.find_likelihood("cauchy")
+    with pytest.raises(InputError, match=r"expected one of gaussian, .* got \['logit'\]"):
+        likelihoods.find_likelihood(["logit"])
 
 
 def test_likelihoods_are_stored_as_plain_values():

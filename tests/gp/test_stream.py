@@ -233,7 +233,7 @@ HARD = [
 
 
 @pytest.mark.parametrize(("likelihood", "variance"), HARD, ids=["student-t", "poisson", "logit"])
-def test_the_bound_never_falls_while_sites_settle(likelihood, variance):
+def test_the_bound_never_falls_while_terms_settle(likelihood, variance):
     """And ends where it no longer moves: large counts, outliers, a prior that is almost flat."""
     X, y = one_dimensional(40)
     y = {likelihoods.Poisson: np.round(300 * np.exp(y)), likelihoods.StudentT: y + 5.0 * (np.arange(40) % 13 == 0)}.get(

@@ -147,6 +147,8 @@ def test_parallel_dynamics_do_not_depend_on_the_partition(cancer, optimum, dampi
             assert relative(other.precision_times_location, one.precision_times_location) < 1e-10
 
 
+# Whole steps diverge here, so that values no longer follow from updates, and sites are quarantined for it.
+@pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")
 @pytest.mark.parametrize("posterior", ["full", "mean-field"])
 def test_undamped_synchronous_updates_never_crash(cancer, posterior):
     """Ten one-class sites that each explain everything: the ledger takes what keeps all cavities proper."""

@@ -1,5 +1,7 @@
 """Likelihoods against SciPy and scikit-learn; what a model refuses; weights, intercepts and padding."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -358,3 +360,17 @@ def test_bad_data_of_a_custom_model_are_refused(raw, message):
     model = pt.Model(pt.families.Gaussian.from_moments(np.zeros(1), np.eye(1)), normal_mean)
     with pytest.raises(ShardError, match=f"^site 1: .*{message}"):
         pt.fit(model, [np.ones(2), raw])
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda value: pt.models.LogisticRegression(features=2, posterior=value), "posterior"),
+        (lambda value: pt.from_numpyro(lambda x: None, "x", posterior=value), "posterior"),
+        (lambda value: pt.models.GaussianMixture(2, 2, covariance=value), "covariance"),
+    ],
+)
+@pytest.mark.parametrize("value", ["tied", ["full"], {"full": 1}, None])
+def test_what_is_no_known_name_is_refused_in_the_same_words(make, argument, value):
+    with pytest.raises(InputError, match=f"^{argument}: expected one of full, .*, got {re.escape(repr(value))}$"):
+        make(value)

@@ -124,7 +124,9 @@ def test_classes_of_other_heads_do_not_matter():
         ("3, 2", {}, "layers: expected sizes, an Equinox module or a function"),
         (None, {}, "layers: expected sizes, an Equinox module or a function"),
         ([3, 2], {"activation": "softplus"}, "activation: expected one of relu, tanh, gelu, silu, got 'softplus'"),
-        ([3, 2], {"likelihood": "poisson"}, 'likelihood: expected "softmax", "gaussian" or "bernoulli"'),
+        ([3, 2], {"likelihood": "poisson"}, "likelihood: expected one of softmax, gaussian, bernoulli, got 'poisson'"),
+        ([3, 2], {"activation": ["relu"]}, r"activation: expected .* got \['relu'\]"),
+        ([3, 2], {"likelihood": ["softmax"]}, r"likelihood: expected .* got \['softmax'\]"),
         ([3, 2], {"prior_scale": 0.0}, "prior_scale"),
         ([3, 2], {"noise": -1.0}, "noise"),
         ([3, 2], {"start_scale": np.nan}, "start_scale"),
@@ -136,6 +138,11 @@ def test_classes_of_other_heads_do_not_matter():
 def test_bad_settings_are_refused(layers, settings, message):
     with pytest.raises(InputError, match=f"^{message}"):
         Network(layers, **settings)
+
+
+def test_a_likelihood_that_is_no_name_is_refused_for_data():
+    with pytest.raises(InputError, match=r"^likelihood: expected .* got \['softmax'\]"):
+        Network.for_data(X, LABELS, likelihood=["softmax"])
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ def test_the_prior_is_numpyros():
     with precision(np.float64):
         values = {name: value[0] for name, value in model.named(theta[None]).items()}
         density, _ = log_density(program, (), {"y": jnp.zeros(1)}, values)
-        sites = model.run(jnp.asarray(theta), None, model.layout.empty_row())
-        jacobian = sum(jnp.sum(site.log_jacobian) for site in sites.values())
+        statements = model.run(jnp.asarray(theta), None, model.layout.empty_row())
+        jacobian = sum(jnp.sum(statement.log_jacobian) for statement in statements.values())
         expected = density - stats.norm.logpdf(0.0, values["top"]) + jacobian
         assert_allclose(model.log_prior(jnp.asarray(theta)), expected, rtol=1e-6)
 

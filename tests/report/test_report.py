@@ -29,7 +29,7 @@ from partita.report.charts import COLOURS, ON_DARK
 from partita.report.charts.sites import draw_bars
 from partita.report.follower import Follower, Sample
 from partita.report.formatting import format_value
-from partita.report.live import serve_page as served
+from partita.report.live import serve_page
 from partita.report.measures import Measures, measure_calibration, read_measures, write_measures
 from partita.report.page import MOST_ROWS, pick_columns
 from partita.report.posterior import compute_quantiles
@@ -315,7 +315,7 @@ def asked(url, method="GET", path="/", host=None):
 
 def test_the_live_page_is_for_reading_on_this_machine_only(tmp_path, monkeypatch):
     monkeypatch.setattr(loopback, "MOST_CONNECTIONS", 3)
-    with served(Follower(tmp_path)) as url:
+    with serve_page(Follower(tmp_path)) as url:
         port = int(url.rstrip("/").rpartition(":")[2])
         assert asked(url)[0] == 200
         assert asked(url, host=f"localhost:{port}")[0] == 200
@@ -329,7 +329,7 @@ def test_the_live_page_is_for_reading_on_this_machine_only(tmp_path, monkeypatch
             connection.close()
         with (
             pytest.raises(InputError, match=f"--port {port}: Address already in use"),
-            served(Follower(tmp_path), port),
+            serve_page(Follower(tmp_path), port),
         ):
             pass
     with pytest.raises(ConnectionRefusedError):
@@ -351,7 +351,7 @@ def messages(url, stop):
 
 def test_trouble_with_the_journal_is_told_and_passes(tmp_path):
     (tmp_path / "journal.sqlite").write_text("not a database, not at all" * 100)
-    with served(Follower(tmp_path)) as url:
+    with serve_page(Follower(tmp_path)) as url:
         found = messages(url, lambda kind, row: kind == "state")
         assert "file is not a database" in found[-1][1]["words"]
         (tmp_path / "journal.sqlite").unlink()
@@ -381,7 +381,7 @@ def going_on(tmp_path):
 
 
 def test_a_run_is_watched_while_it_goes_on(browser, tmp_path, going_on):
-    with served(Follower(tmp_path / "runs" / "wine")) as url:
+    with serve_page(Follower(tmp_path / "runs" / "wine")) as url:
         browser.look()
         browser.open(url)
         browser.wait("document.getElementById('state').innerText === 'The run has not begun yet.'")

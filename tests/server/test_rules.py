@@ -10,6 +10,7 @@ import partita as pt
 from partita.errors import InputError, QuarantineWarning, UpdateRefused
 from partita.families import MeanField
 from partita.fitting import prepare
+from partita.server.journals import read_notices, read_strikes
 from partita.server.ledger import Ledger
 from partita.server.rules import Fixed, Limits, Proposal, Remark, RuleState, Setup
 from partita.server.rules.admission import Finite
@@ -19,7 +20,6 @@ from partita.server.rules.limits import Age, TrustRegion
 from partita.server.rules.own import OwnState
 from partita.server.rules.strikes import Strikes
 from partita.server.schedules import Sequential, Synchronous
-from partita.server.storage import read_notices, read_strikes
 from partita.wire.messages import Notice
 from partita.wire.naming import SiteNames
 from partita.wire.tasks import Update

@@ -22,8 +22,11 @@ import pytest
 import partita as pt
 from partita.errors import CorruptStorage, InputError, RunMismatch, StorageError
 from partita.fitting import finish, prepare
+from partita.foundation.archives import read_arrays, write_arrays
+from partita.foundation.descriptions import describe
+from partita.server.journals import read_history
 from partita.server.schedules import Asynchronous, Sequential, Synchronous
-from partita.server.storage import INLINE, Journal, describe, read_arrays, read_history, write_arrays
+from partita.server.storage import INLINE, Journal
 from partita.wire.tasks import Update
 
 MODEL = pt.models.LogisticRegression(features=2)

@@ -43,7 +43,7 @@ def test_a_file_that_is_no_table_is_told_with_its_site(tmp_path, text, words):
 
 
 def test_what_is_no_table_at_all_is_told_with_its_site():
-    with pytest.raises(InputError, match="site south: sites: expected a file or a pandas or polars frame, got int"):
+    with pytest.raises(InputError, match="site south: expected a file or a pandas or polars frame, got int"):
         pt.regress("y ~ x", {"north": TABLE, "south": 3}, quiet=True)
 
 

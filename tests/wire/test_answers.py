@@ -185,6 +185,8 @@ def test_programs_are_laid_out_by_sites_that_make_sense(kind, lie, words):
 
 
 def test_several_formulas_of_one_connection_may_read_other_rows():
-    with Silos.of(SITES, None).connected() as silos:
-        rows = [sum(one.rows for one in agree(silos, f, "gaussian").counts.values()) for f in ("y ~ arm", "y ~ age")]
+    with Silos.of(SITES, None).connected() as connection:
+        rows = [
+            sum(one.rows for one in agree(connection, f, "gaussian").counts.values()) for f in ("y ~ arm", "y ~ age")
+        ]
     assert rows == [60, 55]

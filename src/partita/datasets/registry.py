@@ -68,6 +68,6 @@ def load_split(name: str, folder: Folder = None) -> Split:
 
 
 def find_data(name: str) -> DataSet:
-    if name not in REGISTRY:
+    if not isinstance(name, str) or name not in REGISTRY:
         raise InputError(f"data set {name!r} is not known: use one of {', '.join(NAMES)}")
     return REGISTRY[name]

@@ -120,9 +120,10 @@ def parse_terms(left: Any, right: Any, group: str | None) -> Parsed:
 
 
 def _check_target(parsed: Parsed) -> None:
-    """That the target is no function of the inputs; a change from a baseline is none, as in I(after - before) ~ before.
+    """Check that the target is no function of the inputs.
 
-    A formula that comes from a file was fitted once, and is not asked again.
+    A change from a baseline is none, as in I(after - before) ~ before. A formula that comes from a file was fitted
+    once, and is not asked again.
     """
     targets, known = set(parsed.targets), {*parsed.inputs, parsed.group}
     if not targets:

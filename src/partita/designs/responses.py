@@ -158,6 +158,7 @@ class Bernoulli(Response):
         return mean
 
     def draw(self, f: np.ndarray, others: Others, rng: np.random.Generator) -> np.ndarray:
+        # SciPy's expit rounds otherwise, so that intervals would differ from earlier versions in their last bit.
         return 1 / (1 + np.exp(-f))
 
     def sum_comparisons(self, mean: np.ndarray, ranks: np.ndarray, y: np.ndarray) -> Sums:

@@ -159,7 +159,7 @@ def _unpack_terms(terms: Any) -> Any:
 
 
 def _check_columns(parsed: Parsed, columns: Mapping[str, Column], row: Row) -> None:
-    """That columns are the formula's, and that counts have a mean and classes two levels."""
+    """Check that columns are the formula's, and that counts have a mean and classes two levels."""
     if set(parsed.names) != set(columns) or len(columns) != len(row["columns"]):
         raise ValueError("other columns than the formula's")
     levels, response = target_levels(parsed, columns), RESPONSES[row["family"]]

@@ -113,7 +113,7 @@ def _read_parts(arrays: Arrays, known: Row) -> list[Part]:
 
 
 def _check(loaded: "Partitioned") -> None:
-    """That what a file says of an estimator goes together, and that it could learn on."""
+    """Check that what a file says of an estimator goes together, and that it could learn on."""
     features, result, units = loaded.n_features_in_, loaded.result_, loaded._units
     for what, own, shape in (("inputs", units.inputs, (features,)), ("target", units.target, ())):
         right = all(array.dtype == np.float64 and array.shape == shape for array in own)

@@ -92,7 +92,7 @@ class AbstractGaussian(Family):
 
     @abstractmethod
     def place(self, points: Points) -> Points:
-        """From points with mean zero and covariance one, [n, size], to points with the moments of this density."""
+        """Move points with mean zero and covariance one, [n, size], to points with the moments of this density."""
 
     @abstractmethod
     def quadratic(self, gradient: Vector, hessian: Matrix) -> Self:

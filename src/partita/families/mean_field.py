@@ -66,7 +66,7 @@ class Diagonal:
         return X @ location.T, X**2 @ variance.T
 
     def place(self: HasMoments, points: Points) -> Points:
-        """From points with mean zero and covariance one, [n, size], to points with these moments."""
+        """Move points with mean zero and covariance one, [n, size], to points with these moments."""
         location, variance = self.location, self.variance
         m, v = ravel(location)[0], ravel(variance)[0]
         return m + jnp.sqrt(v) * points

@@ -214,11 +214,11 @@ class WeightsAndNoise(Family):
 
     def marginals(self, T: np.ndarray) -> Marginals:
         """Marginals of T w, row by row of T: normal given τ."""
-        share, means, variances = self._project_out(np.asarray(T, self.dtype))
+        share, means, variances = self._moments_of_rows(np.asarray(T, self.dtype))
         return Marginals(share, means, np.sqrt(variances))
 
     @in_own_precision
-    def _project_out(self, T: Array) -> tuple[Array, Array, Array]:
+    def _moments_of_rows(self, T: Array) -> tuple[Array, Array, Array]:
         white = self._whiten()
         u, share, _ = self._points(white)
         TB = T @ white.basis

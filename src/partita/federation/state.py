@@ -14,7 +14,7 @@ from partita.foundation.files import read_json, replace_file
 from partita.foundation.locks import lock_holder
 from partita.foundation.logs import clean_values
 from partita.foundation.plain import Row, to_json
-from partita.server.storage import read_notices, read_strikes
+from partita.server.journals import read_notices, read_strikes
 from partita.wire.messages import Notice
 from partita.wire.naming import check_site_names
 

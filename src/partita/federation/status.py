@@ -6,7 +6,7 @@ from partita.federation.folders import ServerFolder
 from partita.federation.state import read_barred, read_state, read_strike_reasons
 from partita.foundation.plain import Row
 from partita.foundation.text import clean
-from partita.server.storage import read_unknown_kinds
+from partita.server.journals import read_unknown_kinds
 
 # What a state has to say before there is a line about it.
 PROGRESS = ("version", "total", "round", "accepted", "messages", "bytes_down", "bytes_up")

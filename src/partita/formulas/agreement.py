@@ -12,7 +12,7 @@ from partita.designs.columns import Column, agree_on_columns
 from partita.designs.design import Counts, Design, Reading, target_name
 from partita.designs.language import Parsed, parse
 from partita.errors import InputError
-from partita.formulas.silos import Silos
+from partita.formulas.silos import Connection
 from partita.foundation.moments import Moments, deviation_or_size
 from partita.wire.questions import Levels, LevelsAnswer, MomentsAnswer, Products, Rows, RowsAnswer
 from partita.wire.questions import Moments as AskMoments
@@ -38,7 +38,7 @@ class Agreement:
 
 
 def agree(
-    silos: Silos, formula: str, family: str, weights: str | None = None, held_out: float = 0.0, seed: int = 0
+    connection: Connection, formula: str, family: str, weights: str | None = None, held_out: float = 0.0, seed: int = 0
 ) -> Agreement:
     """Ask sites what has to be known of their tables before a regression."""
     if weights is not None and not isinstance(weights, str):
@@ -47,16 +47,16 @@ def agree(
             f"got {type(weights).__name__}"
         )
     parsed = parse(formula)
-    answers = silos.ask(Levels(parsed.names, parsed.categorical, parsed.group, weights))
-    columns = _merge_columns(silos, answers)
+    answers = connection.ask(Levels(parsed.names, parsed.categorical, parsed.group, weights))
+    columns = _merge_columns(connection, answers)
     advice = _advise(parsed, columns, sum(answer.rows for answer in answers))
     reading = Reading(Design.unscaled(formula, family, parsed, columns), weights)
-    counts = silos.ask(Rows(reading))
-    reading = _agree_on_units(silos, reading, advice, answers, counts)
+    counts = connection.ask(Rows(reading))
+    reading = _agree_on_units(connection, reading, advice, answers, counts)
     reading = replace(reading, held_out=held_out, seed=seed, first_groups=_number_groups(counts))
     if held_out > 0:
-        counts = silos.ask(Rows(reading))
-    names = list(silos.sources)
+        counts = connection.ask(Rows(reading))
+    names = connection.sites
     return Agreement(
         reading,
         {name: Counts(one.rows, one.groups, one.missing) for name, one in zip(names, counts, strict=True)},
@@ -66,20 +66,24 @@ def agree(
     )
 
 
-def _merge_columns(silos: Silos, answers: Sequence[LevelsAnswer]) -> dict[str, Column]:
+def _merge_columns(connection: Connection, answers: Sequence[LevelsAnswer]) -> dict[str, Column]:
     columns_by_site = {
         name: {column.name: column for column in answer.columns}
-        for name, answer in zip(silos.sources, answers, strict=True)
+        for name, answer in zip(connection.sites, answers, strict=True)
     }
     return agree_on_columns(columns_by_site)
 
 
 def _agree_on_units(
-    silos: Silos, reading: Reading, advice: list[str], levels: Sequence[LevelsAnswer], counts: Sequence[RowsAnswer]
+    connection: Connection,
+    reading: Reading,
+    advice: list[str],
+    levels: Sequence[LevelsAnswer],
+    counts: Sequence[RowsAnswer],
 ) -> Reading:
     """Middles and units of columns and target, from means and squares around them; and what looks wrong in these."""
     design = reading.design
-    answers = silos.ask(AskMoments(reading))
+    answers = connection.ask(AskMoments(reading))
     _check_squares(design.names, [answer.size for answer in answers])
     _check_squares([target_name(design.parsed)], [answer.target_size for answer in answers])
     inputs, target = _merge_moments(answers)
@@ -90,11 +94,11 @@ def _agree_on_units(
         deviation, target_deviation = np.hypot(mean, deviation), np.hypot(target_mean, target_deviation)
 
     def ask_products(used: np.ndarray, centre: np.ndarray, unit: np.ndarray) -> np.ndarray:
-        products = [answer.products for answer in silos.ask(Products(used, centre, unit, reading))]
+        products = [answer.products for answer in connection.ask(Products(used, centre, unit, reading))]
         total: np.ndarray = np.sum(products, axis=0)
         return total
 
-    advice += _advise_on_groups(design.group, silos, levels)
+    advice += _advise_on_groups(design.group, connection, levels)
     advice += describe_idle(find_idle(inputs, ask_products, design.intercept), design.names)
     advice += _advise_on_rows(design, counts, has_flat(target), is_explained=bool(advice))
     response = design.response
@@ -129,12 +133,12 @@ def _advise(parsed: Parsed, columns: Mapping[str, Column], rows: int) -> list[st
     return doubt_columns(levels, expanded, rows)
 
 
-def _advise_on_groups(group: str | None, silos: Silos, answers: Sequence[LevelsAnswer]) -> list[str]:
+def _advise_on_groups(group: str | None, connection: Connection, answers: Sequence[LevelsAnswer]) -> list[str]:
     """A site's groups are not named: they may be people."""
     return [
         f"site {site}: {answer.alike_groups} groups of {group!r} have names that differ by case or blanks only: make "
         "them alike"
-        for site, answer in zip(silos.sources, answers, strict=True)
+        for site, answer in zip(connection.sites, answers, strict=True)
         if answer.alike_groups
     ]
 
@@ -159,7 +163,7 @@ def _advise_on_rows(design: Design, counts: Sequence[RowsAnswer], is_flat: bool,
 
 
 def _check_squares(names: Sequence[str], sizes: Sequence[np.ndarray]) -> None:
-    """That squares do not vanish, or columns would be taken for ones that do not vary."""
+    """Check that squares do not vanish, or columns would be taken for ones that do not vary."""
     size = np.max(sizes, axis=0)
     for name in np.asarray(names, dtype=object)[(size > 0) & (size < SMALLEST)]:
         raise InputError(f"column {name!r}: has numbers so small that their squares are zero: give it another unit")
@@ -179,7 +183,7 @@ def _merge_digests(names: Sequence[str], counts: Sequence[RowsAnswer]) -> str:
     return f"sites:{digest.hexdigest()}"
 
 
-def check_unchanged(digest: str, silos: Silos, reading: Reading) -> None:
-    """That tables are still what was fitted: files and frames may have been changed since."""
-    if _merge_digests(list(silos.sources), silos.ask(Rows(reading))) != digest:
+def check_unchanged(digest: str, connection: Connection, reading: Reading) -> None:
+    """Check that tables are still what was fitted: files and frames may have been changed since."""
+    if _merge_digests(connection.sites, connection.ask(Rows(reading))) != digest:
         raise InputError("calibration: the tables of sites are not those that were fitted: fit them again")

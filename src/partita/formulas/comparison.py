@@ -19,7 +19,7 @@ class Observed(NamedTuple):
 
 
 def check_same(first: Observed, other: Observed) -> None:
-    """That both are of the same observations; an error gives the reason that is true of these two."""
+    """Check that both are of the same observations; an error gives the reason that is true of these two."""
     one, two = (repr(observed.design.formula) for observed in (first, other))
     if set(first.counts) != set(other.counts):
         problem = f"{two} is of other sites than {one}: {_other_sites(first.counts, other.counts)}"

@@ -82,8 +82,8 @@ def regress(
     _check_share(held_out)
     settings = (settings or Settings()).changed(options)
     silos = Silos.of(sites, settings.engine)
-    with with_progress(formula, callbacks, quiet) as callbacks, silos.connected() as connected:
-        agreement = agree(connected, formula, family, weights, held_out, settings.seed)
+    with with_progress(formula, callbacks, quiet) as callbacks, silos.connected() as connection:
+        agreement = agree(connection, formula, family, weights, held_out, settings.seed)
         agreement = _with_scales(agreement, prior_scale, noise_scale)
         _say(agreement.design, quiet)
         result = _run(silos, agreement, settings, run_dir, resume, callbacks)
@@ -156,12 +156,12 @@ def check_comparable(
     weights: str | None = None,
     seed: int = 0,
 ) -> None:
-    """That regressions of these formulas will be of the same observations, before the first is fitted."""
+    """Check that regressions of these formulas will be of the same observations, before the first is fitted."""
     family = find_response(family).name
     observed = []
-    with Silos.of(sites, None).connected() as silos:
+    with Silos.of(sites, None).connected() as connection:
         for formula in formulas:
-            one = agree(silos, formula, family, weights, held_out, seed)
+            one = agree(connection, formula, family, weights, held_out, seed)
             observed.append(Observed(one.design, one.counts, one.digest))
             check_same(observed[0], observed[-1])
 

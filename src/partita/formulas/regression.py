@@ -18,13 +18,13 @@ from partita.exchange import CHAINS, import_arviz
 from partita.families.marginals import Marginals
 from partita.formulas.agreement import check_unchanged
 from partita.formulas.prediction import expect_observations
-from partita.formulas.silos import Silos
+from partita.formulas.silos import Connection, Silos
+from partita.foundation.archives import doubted, read_arrays
 from partita.foundation.checks import check_count, is_number
 from partita.foundation.text import clean
 from partita.models.coefficients import Coefficients
 from partita.models.linear import to_units_of_data
 from partita.result import Result, unpacked
-from partita.server.storage import doubted, read_arrays
 from partita.site.reading import read_inputs
 from partita.wire.questions import Predict, PredictAnswer
 
@@ -210,22 +210,22 @@ class Regression:
         """
         if self.silos is None:
             raise InputError("calibration: needs the data, which are not kept in a file: ask before it is saved")
-        with self.silos.connected() as silos:
-            check_unchanged(self.digest, silos, self.reading)
-            rows, sums = self._compare(silos, self.reading, draws, seed)
+        with self.silos.connected() as connection:
+            check_unchanged(self.digest, connection, self.reading)
+            rows, sums = self._compare(connection, self.reading, draws, seed)
             held_out = rows > 0 and self.reading.held_out > 0
             if rows == 0:
-                rows, sums = self._compare(silos, replace(self.reading, held_out=0.0), draws, seed)
+                rows, sums = self._compare(connection, replace(self.reading, held_out=0.0), draws, seed)
         where = {"on": "rows that were held out" if held_out else "the rows that were fitted", "rows": rows}
         return {**where, **self.design.response.describe_calibration(sums, rows)}
 
-    def _compare(self, silos: Silos, reading: Reading, draws: int, seed: int) -> tuple[int, Sums]:
+    def _compare(self, connection: Connection, reading: Reading, draws: int, seed: int) -> tuple[int, Sums]:
         """What predictions are beside what was observed, as sums over the rows of all sites."""
         questions = {}
-        for number, name in enumerate(silos.sources):
+        for number, name in enumerate(connection.sites):
             drawn = self._draw(draws, begin_random(seed, name)[0])
             questions[number] = Predict(reading, seed, drawn.coefficients, dict(drawn.others))
-        answers: list[PredictAnswer] = silos.ask(questions)
+        answers: list[PredictAnswer] = connection.ask(questions)
         sums = {key: np.sum([answer.sums[key] for answer in answers], axis=0) for key in answers[0].sums}
         return sum(answer.rows for answer in answers), sums
 

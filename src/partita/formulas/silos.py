@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from partita.engines import InProcess
@@ -18,8 +18,6 @@ class Silos:
 
     sources: Mapping[str, Any] = field(repr=False)
     engine: Engine
-    # What sites have answered since they were connected has to agree with itself.
-    checks: AnswerChecks = field(default_factory=lambda: AnswerChecks(SiteNames()), repr=False, compare=False)
 
     @classmethod
     def of(cls, sites: Any, engine: Engine | None) -> "Silos":
@@ -31,15 +29,29 @@ class Silos:
         return SiteNames(tuple(self.sources))
 
     @contextmanager
-    def connected(self) -> Iterator["Silos"]:
+    def connected(self) -> Iterator["Connection"]:
         """From here to the end, sites can be asked."""
         self.engine.connect(list(self.sources.values()), self.names)
         try:
             with self.names.told():
-                yield replace(self, checks=AnswerChecks(self.names))
+                yield Connection(self, AnswerChecks(self.names))
         finally:
             self.engine.close()
 
+
+@dataclass(frozen=True)
+class Connection:
+    """Sites that can be asked. What each has answered since they were connected has to agree with itself."""
+
+    silos: Silos
+    checks: AnswerChecks
+
+    @property
+    def sites(self) -> list[str]:
+        """The names of the sites, in the order of their answers."""
+        return list(self.silos.sources)
+
     def ask(self, question: Question | Mapping[int, Question]) -> list[Any]:
         """What all sites answer, in their order."""
-        return ask_all(self.engine, question, len(self.sources), self.names, self.checks)
+        silos = self.silos
+        return ask_all(silos.engine, question, len(silos.sources), silos.names, self.checks)

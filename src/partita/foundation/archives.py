@@ -73,7 +73,7 @@ def read_arrays(path: StrPath) -> tuple[dict[str, np.ndarray], Row]:
 
 
 def check_finite(path: StrPath, arrays: dict[str, np.ndarray]) -> None:
-    """That no number of a density is missing or beyond all."""
+    """Check that no number of a density is missing or beyond all."""
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise CorruptStorage(f"{path}: {name}: has numbers that are not finite")

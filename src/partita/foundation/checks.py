@@ -1,7 +1,7 @@
 """Checks of plain settings, and of what is installed: what was expected, what came."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from importlib import import_module
 from numbers import Integral, Real
 from typing import Any
@@ -40,9 +40,10 @@ def check_not_negative(place: str = "", **values: Any) -> None:
             raise InputError(f"{place}{name}: expected a number of at least 0, got {value!r}")
 
 
-def check_one_of(place: str, known: Sequence[str], **values: Any) -> None:
+def check_one_of(place: str, known: Collection[str], **values: Any) -> None:
+    """Names that are known; anything else than a name, such as a list, is refused in the same words."""
     for name, value in values.items():
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise InputError(f"{place}{name}: expected one of {', '.join(known)}, got {value!r}")
 
 

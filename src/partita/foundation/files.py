@@ -109,7 +109,7 @@ def sync_folder(folder: StrPath) -> None:
 
 
 def check_size(path: StrPath, most: int) -> None:
-    """That a file is one, and not larger than this: before somebody else's reader is let at it."""
+    """Check that a file is one, and not larger than this: before somebody else's reader is let at it."""
     _check_status(os.stat(path), most)
 
 
@@ -125,7 +125,7 @@ def read_file(path: StrPath, most: int) -> bytes:
 
 
 def check_lines(path: StrPath, most: int = MOST_LINE) -> None:
-    """That a text has lines, which a reader takes into memory whole: every part of this size has to end one."""
+    """Check that a text has lines, which a reader takes into memory whole: every part of this size has to end one."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         while len(part := os.read(handle, most)) == most:

@@ -23,7 +23,7 @@ def has_dates(values: Any) -> bool:
 
 
 def check_columns(site: int | None, table: Any) -> None:
-    """That all columns of a frame hold numbers; of anything else, nothing."""
+    """Check that all columns of a frame hold numbers; of anything else, nothing."""
     names = names_of(table) or ()
     if len(set(names)) < len(names):
         raise ShardError(site, "X", f"has two columns called {max(names, key=names.count)!r}")

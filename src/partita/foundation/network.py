@@ -17,7 +17,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_port(address: str) -> None:
-    """That this process may listen at an address."""
+    """Check that this process may listen at an address."""
     host, port = split_address(address)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

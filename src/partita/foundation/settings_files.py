@@ -8,7 +8,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -52,14 +52,14 @@ class SettingsFile:
         self.path, self._lines = path, text.splitlines()
 
     def check_sections(self, tables: Table, sections: Sequence[str], keys: Sequence[str] = ()) -> None:
-        """That there are only these sections and keys, and that sections are sections."""
+        """Check that there are only these sections and keys, and that sections are sections."""
         self.check_keys("", tables, (*sections, *keys))
         for name in sections:
             if not isinstance(tables.get(name, {}), dict):
                 raise self.error("", name, f"expected a section [{name}]")
 
     def check_keys(self, section: str, table: Table, known: Iterable[str]) -> None:
-        """That a section has only keys that somebody knows."""
+        """Check that a section has only keys that somebody knows."""
         known = list(known)
         for key in table:
             if key not in known:
@@ -95,7 +95,7 @@ class SettingsFile:
 
     def _convert(self, section: str, key: str, value: Any, annotation: Any) -> Any:
         try:
-            converted = msgspec.convert(value, _writable(annotation))
+            converted = msgspec.convert(value, _without_named_tuples(annotation))
         except (ValueError, OverflowError) as error:
             # A `ValidationError`; or what text that is no Unicode, and numbers that no float is, make of msgspec.
             if str(error).startswith("Invalid enum value"):
@@ -125,11 +125,15 @@ class SettingsFile:
         return None
 
 
-def _writable(annotation: Any) -> Any:
-    """An annotation without what only code can give: pairs of functions, which a file's lists are not."""
-    members = get_args(annotation) if isinstance(annotation, UnionType) else ()
-    kept = [kind for kind in members if not hasattr(kind, "_fields")]
-    return reduce(or_, kept) if kept else annotation
+def _without_named_tuples(annotation: Any) -> Any:
+    """A union without its named tuples, such as Optax's: msgspec would read a list as one, but only code makes them."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation
+    return reduce(or_, (kind for kind in get_args(annotation) if not _is_named_tuple(kind)))
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def without_name(table: Table) -> Table:

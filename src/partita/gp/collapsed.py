@@ -1,4 +1,4 @@
-"""The free energy of Gaussian sites with the function integrated out, and its gradient, in closed form.
+"""The free energy of Gaussian terms with the function integrated out, and its gradient, in closed form.
 
 Differentiating through the factorisations would be right as well, but slower to run and to compile. At the optimal
 posterior over whitened values v (f(Z) = L v, L Lᵀ = K) its moments say all: with Σ and μ those of v, V = L⁻¹ C what
@@ -24,7 +24,7 @@ from partita.gp.whitened import cholesky, log_diagonal
 
 
 class Seen(NamedTuple):
-    """What bears on f(Z) ~ N(0, K) of one output: an old factor and sites of rows."""
+    """What bears on f(Z) ~ N(0, K) of one output: an old factor, and the Gaussian terms of rows."""
 
     K: Square
     # Covariances of the points with the old ones; None where those are the points themselves.

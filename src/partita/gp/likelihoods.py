@@ -13,7 +13,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.expectations import hermite
 from partita.foundation import fields as checks
-from partita.foundation.checks import check_positive
+from partita.foundation.checks import check_one_of, check_positive
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Scalar
 from partita.gp.shapes import Values
@@ -28,7 +28,7 @@ Params = Mapping[str, Array]
 class Likelihood:
     """log p(y | f); the rest follows by quadrature, unless it is known."""
 
-    # Whether a site of the right precision is all there is to it, so that nothing has to be iterated.
+    # Whether a Gaussian term of the right precision is all there is to it, so that nothing has to be iterated.
     exact: ClassVar[bool] = False
     # Whether targets are labels of two classes, 0 and 1.
     classifies: ClassVar[bool] = False
@@ -256,8 +256,7 @@ def find_likelihood(likelihood: Any) -> Likelihood:
     """The likelihood of a name; a likelihood is returned as it is."""
     if isinstance(likelihood, Likelihood):
         return likelihood
-    if likelihood not in LIKELIHOODS:
-        raise InputError(f"likelihood: expected one of {', '.join(LIKELIHOODS)}, got {likelihood!r}")
+    check_one_of("", LIKELIHOODS, likelihood=likelihood)
     return LIKELIHOODS[likelihood]()
 
 

@@ -13,7 +13,7 @@ from jax.scipy.stats import t as student
 from partita.errors import InputError, ShardError
 from partita.families import GAUSSIANS, Family, WeightsAndNoise
 from partita.families.abstract_gaussian import LOG_2PI
-from partita.foundation.checks import check_count, check_positive
+from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.runtime import Array, precision
 from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.models.base import Hyper, Predictor, Rows
@@ -46,8 +46,7 @@ class LinearPredictor(Predictor):
             raise InputError(f"intercept: expected true or false, got {self.intercept!r}")
         check_count(features=self.features if self.features or not self.intercept else 1)
         check_positive(prior_scale=self.prior_scale, intercept_scale=self.intercept_scale)
-        if self.posterior not in GAUSSIANS:
-            raise InputError(f'posterior: expected "full" or "mean-field", got {self.posterior!r}')
+        check_one_of("", GAUSSIANS, posterior=self.posterior)
 
     @classmethod
     def for_data(cls, X: np.ndarray, y: np.ndarray, **settings: Any) -> Self:

@@ -10,7 +10,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import Dirichlet, Family, Independent, NormalGamma, NormalWishart, Product
 from partita.families.abstract_gaussian import LOG_2PI
-from partita.foundation.checks import check_count, check_positive
+from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.runtime import Array, on_host, precision
 from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, shard_of_rows
@@ -56,8 +56,7 @@ class GaussianMixture(AbstractModel):
             scale=self.scale,
             degrees=self._degrees,
         )
-        if self.covariance not in COVARIANCES:
-            raise InputError(f"covariance: expected one of {', '.join(COVARIANCES)}, got {self.covariance!r}")
+        check_one_of("", COVARIANCES, covariance=self.covariance)
         if self.covariance == "full" and self._degrees <= self.features - 1:
             raise InputError(f"degrees: must be larger than {self.features - 1}, got {self._degrees}")
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from partita.errors import InputError, ShardError
 from partita.families import Family, MeanField
-from partita.foundation.checks import check_count, check_positive, is_whole
+from partita.foundation.checks import check_count, check_one_of, check_positive, is_whole
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, Predictors, Scalar
 from partita.foundation.text import clean
 from partita.models.base import Hyper, Predictor, Rows
-from partita.models.network_likelihoods import NetworkLikelihood, find_likelihood
+from partita.models.network_likelihoods import NetworkLikelihood, make_likelihood
 from partita.shards import Shard, as_numbers
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -170,9 +170,8 @@ class Network(Predictor):
     def __check_init__(self) -> None:
         check_positive(prior_scale=self.prior_scale, noise=self.noise, start_scale=self.start_scale)
         check_count(heads=self.heads)
-        find_likelihood(self.likelihood)
-        if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        make_likelihood(self.likelihood)
+        check_one_of("", ACTIVATIONS, activation=self.activation)
         if isinstance(self.layers, tuple):
             if len(self.layers) < 2 or not all(is_whole(size) and size >= 1 for size in self.layers):
                 shown = clean(self.layers)
@@ -189,8 +188,8 @@ class Network(Predictor):
     @classmethod
     def for_data(cls, X: np.ndarray, y: np.ndarray, *, hidden: Sequence[int] = (50,), **settings: Any) -> Self:
         """A network with these hidden layers, an input for every column, and one output, or one per class."""
-        likelihood = find_likelihood(settings.get("likelihood", "softmax"))
-        return cls([X.shape[1], *hidden, likelihood().count_outputs(y)], **settings)
+        likelihood = make_likelihood(settings.get("likelihood", "softmax"))
+        return cls([X.shape[1], *hidden, likelihood.count_outputs(y)], **settings)
 
     @property
     def network(self) -> Dense | Apply:
@@ -202,9 +201,9 @@ class Network(Predictor):
         return Apply(self.layers, self.params)
 
     @property
-    def targets_given_outputs(self) -> NetworkLikelihood:
+    def likelihood_of_targets(self) -> NetworkLikelihood:
         """p(y | f), with f the outputs for a row."""
-        return find_likelihood(self.likelihood)(self.heads)
+        return make_likelihood(self.likelihood, self.heads)
 
     @property
     def layered(self) -> bool:  # type: ignore[override]
@@ -216,7 +215,7 @@ class Network(Predictor):
 
     @property
     def hyper(self) -> Hyper:
-        return {"prior_scale": float(self.prior_scale), **self.targets_given_outputs.hyper(self.noise)}
+        return {"prior_scale": float(self.prior_scale), **self.likelihood_of_targets.hyper(self.noise)}
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = 1 / jnp.asarray(hyper["prior_scale"], self.dtype) ** 2
@@ -244,7 +243,7 @@ class Network(Predictor):
         f = jax.eval_shape(self.network, self.network.shapes, X[:1])
         if f.ndim != 2:
             raise InputError(f"layers: expected outputs of shape [rows, outputs], got {f.shape}")
-        targets = self.targets_given_outputs.check_targets(site, y, f.shape[1])
+        targets = self.likelihood_of_targets.check_targets(site, y, f.shape[1])
         return eqx.tree_at(lambda s: s.data, shard, Rows(X, targets))
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
@@ -261,27 +260,27 @@ class Network(Predictor):
         return lambda key: network.draw(q, first, key)
 
     def pointwise(self, f: Array, y: Array, hyper: Hyper) -> Scalar:
-        return self.targets_given_outputs.log_prob(f, y, hyper)
+        return self.likelihood_of_targets.log_prob(f, y, hyper)
 
     def sample_targets(self, f: Array, hyper: Hyper, key: Array, like: Array) -> Array:
-        return self.targets_given_outputs.sample(f, hyper, key, like)
+        return self.likelihood_of_targets.sample(f, hyper, key, like)
 
     def response(self, f: Array) -> Array:
-        return self.targets_given_outputs.response(f)
+        return self.likelihood_of_targets.response(f)
 
     def classifies(self, response: np.ndarray) -> bool:
-        return self.targets_given_outputs.classifies
+        return self.likelihood_of_targets.classifies
 
     def predictive_variance(self, q: Any, X: Array, hyper: Hyper) -> Array:
-        if self.targets_given_outputs.classifies:
+        if self.likelihood_of_targets.classifies:
             return super().predictive_variance(q, X, hyper)
         return _spread(self, q, X) + hyper["noise"] ** 2
 
     def predict(self, response: np.ndarray) -> np.ndarray:
-        return self.targets_given_outputs.decide(response)
+        return self.likelihood_of_targets.decide(response)
 
     def score(self, response: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        return self.targets_given_outputs.score(response, y)
+        return self.likelihood_of_targets.score(response, y)
 
 
 @eqx.filter_jit

@@ -10,6 +10,7 @@ import numpy as np
 
 from partita.errors import InputError, ShardError
 from partita.families.abstract_gaussian import LOG_2PI
+from partita.foundation.checks import check_one_of
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Scalar
 from partita.metrics import classification, regression
@@ -151,8 +152,7 @@ class Normal(NetworkLikelihood):
 LIKELIHOODS: dict[str, type[NetworkLikelihood]] = {"softmax": Softmax, "gaussian": Normal, "bernoulli": Bernoulli}
 
 
-def find_likelihood(name: str) -> type[NetworkLikelihood]:
-    if name not in LIKELIHOODS:
-        *others, last = (f'"{known}"' for known in LIKELIHOODS)
-        raise InputError(f"likelihood: expected {', '.join(others)} or {last}, got {name!r}")
-    return LIKELIHOODS[name]
+def make_likelihood(name: str, heads: int = 1) -> NetworkLikelihood:
+    """The likelihood of a name."""
+    check_one_of("", LIKELIHOODS, likelihood=name)
+    return LIKELIHOODS[name](heads)

@@ -12,7 +12,7 @@ import numpy as np
 
 from partita.errors import InputError, ShardError, reason
 from partita.families import GAUSSIANS, Family, MeanField
-from partita.foundation.checks import import_extra
+from partita.foundation.checks import check_one_of, import_extra
 from partita.foundation.runtime import Array, on_host, precision
 from partita.foundation.shapes import PerRow
 from partita.models.base import AbstractModel, Hyper, Weighted
@@ -381,8 +381,7 @@ def from_numpyro(
     import_extra("numpyro", "NumPyro", "numpyro")
     if not callable(model):
         raise InputError(f"model: expected a function with numpyro.sample statements, got {type(model).__name__}")
-    if posterior not in GAUSSIANS:
-        raise InputError(f'posterior: expected "full" or "mean-field", got {posterior!r}')
+    check_one_of("", GAUSSIANS, posterior=posterior)
     names = (data,) if isinstance(data, str) else tuple(data)
     takes = inspect.signature(model).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in takes.values())

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from partita.errors import CorruptStorage, InputError
+from partita.foundation.archives import write_text
 from partita.foundation.fields import entries, fields, items, maybe, number, text, whole
 from partita.foundation.files import read_json
 from partita.foundation.plain import Row, to_json
@@ -17,7 +18,6 @@ from partita.metrics import reliability
 from partita.predictive import expected_response
 from partita.report.charts.base import Calibration
 from partita.result import Result
-from partita.server.storage import write_text
 
 LEVELS = np.arange(1, 20) / 20
 # Shares in a file may exceed one by rounding.

@@ -10,12 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from partita.foundation.archives import write_text
 from partita.foundation.plain import Row, plain, to_json
 from partita.foundation.text import clean
 from partita.report.charts import COLOURS, LABELS, ON_DARK, Chart, Curve, Picture, choose_lines
 from partita.report.charts.base import AXES, DASHES, escape_for_plotly
 from partita.report.formatting import format_value
-from partita.server.storage import write_text
 
 # The most rows of a curve that are drawn, because screens have no more columns.
 MOST_ROWS = 1500
@@ -45,7 +45,7 @@ class Report:
     table: Sequence[Row]
     curves: Sequence[Curve]
     pictures: Sequence[Picture] = ()
-    charts: Sequence[Chart] = choose_lines("run")
+    charts: Sequence[Chart] = field(default_factory=lambda: choose_lines("run"))
     notes: Mapping[str, str] = field(default_factory=dict)
     sites: Sequence[Row] = ()
     more: Mapping[str, Sequence[Row]] = field(default_factory=dict)

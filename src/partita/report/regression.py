@@ -9,18 +9,15 @@ import numpy as np
 from partita.designs.responses import RESPONSES
 from partita.errors import CorruptStorage
 from partita.formulas import Regression, compare
+from partita.foundation.archives import write_text
 from partita.foundation.files import read_json
 from partita.foundation.plain import Row, to_json
 from partita.report.charts import Findings, draw_pictures
 from partita.report.charts.base import Calibration, Coefficients
 from partita.report.formatting import format_ratio
 from partita.report.page import Report
-from partita.server.storage import write_text
 
 FILE = "regression.json"
-# What exponentials of coefficients are called.
-RATIOS = [response.ratio for response in RESPONSES.values() if response.ratio]
-RATIO_COLUMNS = (*RATIOS, "ratio low", "ratio high")
 # Parts of a calibration that do not go into its table as they are.
 NOT_IN_TABLE = ("curve", "inside", "on")
 
@@ -88,8 +85,9 @@ def build_tables(row: Row) -> dict[str, Sequence[Row]]:
     percent = f"{100 * row['level']:g} %"
     calibration = {name: value for name, value in row["calibration"].items() if name not in NOT_IN_TABLE}
     inside = {f"in {100 * float(level):g} %": share for level, share in row["calibration"].get("inside", {}).items()}
+    ratios = (RESPONSES[row["family"]].ratio, "ratio low", "ratio high")
     coefficients = [
-        {name: format_ratio(value) if name in RATIO_COLUMNS else value for name, value in one.items()}
+        {name: format_ratio(value) if name in ratios else value for name, value in one.items()}
         for one in row["coefficients"]
     ]
     found = {
@@ -130,7 +128,7 @@ def _read_coefficients(row: Row) -> Coefficients | None:
         # A file of an earlier version has no steps.
         np.array([row.get("steps", {}).get(name, 1.0) for name in names]),
         row["level"],
-        next((name for name in RATIOS if name in shown[0]), None),
+        RESPONSES[row["family"]].ratio,
     )
 
 

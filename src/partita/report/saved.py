@@ -64,7 +64,7 @@ def history_report(
         words=f"{len(rows)} {'batches of a stream' if is_stream else 'folds'}.",
         table=[table],
         curves=[Curve(title, shown)],
-        charts=(*choose_lines("stream"), *hyper[:MOST_HYPER]),
+        charts=(*choose_lines("history"), *hyper[:MOST_HYPER]),
         notes={name: words for name, words in NOTES.items() if any(name in one for one in names)},
         against="batch" if is_stream else "round",
     )

@@ -81,19 +81,19 @@ def watch(follower: Follower, console: Console | None = None) -> None:
     console = console or Console()
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            while _read_on(follower):
+            while _look_again(follower):
                 live.update(draw_run(follower), refresh=True)
                 time.sleep(LOOK)
             live.update(draw_run(follower), refresh=True)
         return
     with Progress(follower.title, console) as progress:
-        while _read_on(follower):
+        while _look_again(follower):
             progress.show(0, None, follower.state()["words"])
             time.sleep(LOOK)
     console.print(draw_run(follower))
 
 
-def _read_on(follower: Follower) -> bool:
+def _look_again(follower: Follower) -> bool:
     """Read what is new; return whether the run goes on."""
     follower.read()
     return not follower.is_finished

@@ -148,13 +148,13 @@ class Inbox:
             self._fruitless = self._idle = 0
             return
         self._idle += 1
-        self._fruitless += good is not None and good.kind in ("away", "dropped")
-        if self._fruitless > FRUITLESS * self._ledger.sites:
-            assert good is not None
-            raise Stalled(
-                f"{self._fruitless} tasks in a row came to nothing, the last one of {self._names.of(good.site)} "
-                f"({good.reason or good.kind}); the run can be resumed"
-            )
+        if good is not None and good.kind in ("away", "dropped"):
+            self._fruitless += 1
+            if self._fruitless > FRUITLESS * self._ledger.sites:
+                raise Stalled(
+                    f"{self._fruitless} tasks in a row came to nothing, the last one of {self._names.of(good.site)} "
+                    f"({good.reason or good.kind}); the run can be resumed"
+                )
         if self._idle > IDLE * self._ledger.sites:
             last = "an update that is refused" if good is None else f"that it is {good.kind}"
             raise Stalled(

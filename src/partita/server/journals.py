@@ -210,7 +210,7 @@ def _definitions(database: sqlite3.Connection) -> dict[str, tuple[str, str, str 
 
 
 def check_schema(path: Path, database: sqlite3.Connection, table: str | None = None) -> None:
-    """That a journal's tables are what they should be; of one of them, if only that is read."""
+    """Check that a journal's tables are what they should be; of one of them, if only that is read."""
     found = _definitions(database)
     wanted = _schema()
     names = found.keys() | wanted.keys() if table is None else {table}
@@ -220,7 +220,7 @@ def check_schema(path: Path, database: sqlite3.Connection, table: str | None = N
 
 
 def check_format(path: Path, database: sqlite3.Connection) -> None:
-    """That this version wrote it, or could have."""
+    """Check that this version wrote it, or could have."""
     check_schema(path, database, "meta")
     found = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
     if found is None or found[0] != str(JOURNAL_FORMAT):

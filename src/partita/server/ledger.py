@@ -60,6 +60,9 @@ class Ledger:
         self.retired: set[int] = set()
         self.leaving: set[int] = set()
         self._factors = self._no_factors()
+        # What all factors share alike beside what is kept for each: changes of locations, after which all that was
+        # proper still is.
+        self._shared: Family | None = None
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
         # What cannot be told from zero, beside the largest numbers that were ever added up here.
@@ -100,7 +103,17 @@ class Ledger:
 
     def factors_of(self, sites: Sequence[int]) -> Family:
         """Stacked factors of some sites, which may be views of what is kept."""
-        return self._factors.take_rows(sites)
+        kept = self._factors.take_rows(sites)
+        return kept if self._shared is None else self._share_of(self._shared).times_rows(kept)
+
+    def _share_of(self, change: Family) -> Family:
+        """One factor's part of what all share alike."""
+        return change ** (1 / self.sites)
+
+    def _hand_out(self) -> None:
+        """Keep with every factor its part of what all share."""
+        if self._shared is not None:
+            self._factors, self._shared = self._share_of(self._shared).times_rows(self._factors), None
 
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
@@ -112,6 +125,7 @@ class Ledger:
 
     def recomputed_posterior(self) -> Family:
         """prior × ∏ factors from scratch."""
+        self._hand_out()
         return self.prior * self._factors.product_of_rows()
 
     def dispatch(
@@ -159,22 +173,29 @@ class Ledger:
         if least == 0:
             return True
         with np.errstate(over="ignore", invalid="ignore"):
-            if admissible_share(*self._way(change)) < least:
+            if admissible_share(*self._ends_and_floor(change)) < least:
                 return False
             return bool(find_unburied_shares(self, [site], Family.stack([change]), least)[0] > 0)
 
     def take(
-        self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool] = anywhere
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool] = anywhere,
+        rest: Family | None = None,
     ) -> float:
         """t_m ← t_m × change_m^ρ and q ← q × their product; these sites' tasks are done.
 
-        ρ is the given share, or less, until what comes out after rounding is proper and allowed. Gives ρ.
+        ρ is the given share, or less, until what comes out after rounding is proper and allowed. Gives ρ. `rest` is a
+        change that the factors of all sites share alike, which costs no more than that of one. It must not touch what
+        has to be positive.
         """
         if len(set(sites)) < len(sites):
             twice = next(site for i, site in enumerate(sites) if site in sites[:i])
             raise NotOutstanding(twice, "several updates of one site in one fold")
         with np.errstate(over="ignore", invalid="ignore"):
-            taken = self._take(sites, changes, share, allowed)
+            taken = self._take(sites, changes, share, allowed, rest)
         for site in sites:
             del self.flights[site]
         self.version += len(sites)
@@ -210,6 +231,7 @@ class Ledger:
         """
         self.flights.pop(site, None)
         self.retired.add(site)
+        self._hand_out()
         own = self.factors_of([site]).copy()
         change = own**-1.0
         share = self._take([site], change, self.share([site], change, change.product_of_rows()), anywhere)
@@ -237,7 +259,7 @@ class Ledger:
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior and every cavity proper."""
-        start, end, floor = self._way(total)
+        start, end, floor = self._ends_and_floor(total)
         share = admissible_share(start, end, floor)
         if len(sites) > 1:
             cavities = self.cavities(sites)
@@ -250,7 +272,7 @@ class Ledger:
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         """The largest share of one site's change that keeps the posterior and these cavities of all sites proper."""
-        start, end, floor = self._way(change)
+        start, end, floor = self._ends_and_floor(change)
         share = admissible_share(start, end, floor)
         if self.sites > 1:
             # A site's own cavity does not move with it.
@@ -262,7 +284,7 @@ class Ledger:
         """What cannot be told from zero beside the largest numbers that were added up, these among them."""
         return larger_floor(self._floor, rounding_floor(end))
 
-    def _way(self, change: Family) -> tuple[Cone, Cone, Cone]:
+    def _ends_and_floor(self, change: Family) -> tuple[Cone, Cone, Cone]:
         """Where the posterior is, where a change would lead it, and what cannot be told from zero there."""
         end = (self.posterior * change).cone()
         return self.posterior.cone(), end, self.floor_with(end)
@@ -273,11 +295,18 @@ class Ledger:
             self._weakest = lower_bound(self.cavity(site).cone() for site in range(self.sites))
         return self._weakest
 
-    def _take(self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool]) -> float:
+    def _take(
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool],
+        rest: Family | None = None,
+    ) -> float:
         """Take this share of all changes, or less if need be; keep the bound of all cavities up to date."""
         start = self.posterior.cone()
         weakest = self.bound() if len(sites) < self.sites else None
-        share, self.posterior, cavities = self._verify(sites, changes, share, allowed)
+        share, self.posterior, cavities = self._verify(sites, changes, share, allowed, rest)
         self._floor = self.floor_with(self.posterior.cone())
         if weakest is not None:
             weakest = shift_cone(weakest, start, self.posterior.cone())
@@ -287,24 +316,36 @@ class Ledger:
         return share
 
     def _verify(
-        self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool]
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool],
+        rest: Family | None = None,
     ) -> tuple[float, Family, Family]:
         """Write the factors as they come out after rounding; less is taken until what changed is proper and allowed.
 
         Gives the share, the posterior, and these sites' cavities.
         """
-        old, total = self.factors_of(sites), changes.product_of_rows()
+        old, own, total = self.factors_of(sites), changes, changes.product_of_rows()
+        if rest is not None:
+            own, total = self._share_of(rest).times_rows(changes), total * rest
         while share > np.finfo(float).eps:
             posterior = self.posterior * (total if share == 1 else total**share)
-            new = old * (changes if share == 1 else changes**share)
+            new = old * (own if share == 1 else own**share)
             cavities = self._cavities(sites, posterior, new)
             finite = posterior.is_finite() and cavities.is_finite()
             proper = finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone())
             if proper and allowed(posterior):
+                self._share_out(rest, share)
                 self._store(sites, new)
                 return share, posterior, cavities
             share /= 2
         return 0.0, self.posterior, self._cavities(sites, self.posterior, old)
+
+    def _share_out(self, rest: Family | None, share: float) -> None:
+        if rest is not None:
+            self._shared = rest**share if self._shared is None else self._shared * rest**share
 
     def _check_structure(self, update: Update) -> None:
         """Refuse a change that is of another family, shape or dtype than the prior."""
@@ -331,14 +372,17 @@ class Ledger:
                 raise MalformedUpdate(sites[int(np.argmin(good))], "change: a matrix is not symmetric")
 
     def _store(self, sites: Sequence[int], factors: Family) -> None:
-        self._factors.put_rows(sites, factors)
+        shared = self._shared
+        self._factors.put_rows(
+            sites, factors if shared is None else (self._share_of(shared) ** -1.0).times_rows(factors)
+        )
 
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
         divided = posterior.divide_rows(own)
         if is_surely_inside(subtract_floor(divided.cone(), rounding_floor(posterior.cone()))):
             return divided
-        factors = self._factors.copy()
+        factors = self.factors_of(range(self.sites)).copy()
         factors.put_rows(sites, own)
         return self.prior.times_rows(factors.products_of_others().take_rows(sites))
 

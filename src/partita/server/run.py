@@ -128,6 +128,7 @@ class Run:
         """Divide a site's factor out: its data count no more."""
         before = self.ledger.posterior
         self.ledger.retire(site)
+        self.rules.forget(site)
         self.accounts.evidence.retire(site)
         self.accounts.move(before)
 

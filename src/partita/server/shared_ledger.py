@@ -47,15 +47,25 @@ class SharedLedger(Ledger):
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior proper, and with it every cavity."""
-        return admissible_share(*self._way(total))
+        return admissible_share(*self._ends_and_floor(total))
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         return self.share([site], change, change)
 
-    def _take(self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool]) -> float:
-        share, self.posterior, _ = self._verify(sites, changes, share, allowed)
+    def _take(
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool],
+        rest: Family | None = None,
+    ) -> float:
+        share, self.posterior, _ = self._verify(sites, changes, share, allowed, rest)
         self._floor = self.floor_with(self.posterior.cone())
         return share
+
+    def _share_out(self, rest: Family | None, share: float) -> None:
+        """Nothing, either."""
 
     def _store(self, sites: Sequence[int], factors: Family) -> None:
         """Nothing: the posterior says it all."""

@@ -21,11 +21,8 @@ import numpy as np
 from partita._version import __version__
 from partita.errors import CorruptStorage, MalformedUpdate, RunMismatch, StorageError
 from partita.families import Family
-from partita.foundation.archives import doubted as doubted
 from partita.foundation.archives import read_arrays as read_arrays
-from partita.foundation.archives import write_arrays as write_arrays
-from partita.foundation.archives import write_text as write_text
-from partita.foundation.descriptions import describe as describe
+from partita.foundation.archives import write_text
 from partita.foundation.descriptions import differences
 from partita.foundation.files import check_private, make_folder, open_private, read_json, sync_folder
 from partita.foundation.foreign import parse_json
@@ -45,9 +42,6 @@ from partita.server.journals import (
 )
 from partita.server.journals import read_finished as read_finished
 from partita.server.journals import read_history as read_history
-from partita.server.journals import read_notices as read_notices
-from partita.server.journals import read_strikes as read_strikes
-from partita.server.journals import read_unknown_kinds as read_unknown_kinds
 from partita.server.journals import read_updates as read_updates
 from partita.wire.messages import Arrival, Notice, NoticeKind, decode_update, encode_update, largest
 from partita.wire.tasks import Update
@@ -124,7 +118,7 @@ class Journal:
             )
 
     def _check_mark(self) -> None:
-        """That everything is there that was ever acknowledged, as far as the lock file knows."""
+        """Check that everything is there that was ever acknowledged, as far as the lock file knows."""
         mark = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
         (last,) = self._database.execute("SELECT coalesce(max(number), 0) FROM arrivals").fetchone()
         if mark.isdigit() and int(mark) > last:

@@ -48,7 +48,7 @@ class Consent:
         self._proposed.unlink(missing_ok=True)
 
     def check(self, text: str, accepts: bool = False) -> None:
-        """That a recipe is the accepted one; the first one is accepted here, if that is what the person wants."""
+        """Check that a recipe is the accepted one; the first one is accepted here, if that is what the person wants."""
         asked = pinned(text)
         try:
             accepted = self.accepted

@@ -43,10 +43,10 @@ class Holder:
         if not callable(self.sources[site]):
             return self.sources[site]
         if site not in self._raw:
-            self._raw[site] = self._call(site)
+            self._raw[site] = self._load(site)
         return self._raw[site]
 
-    def _call(self, site: int) -> Any:
+    def _load(self, site: int) -> Any:
         try:
             return self.sources[site]()
         except PartitaError:

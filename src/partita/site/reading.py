@@ -54,7 +54,7 @@ def weigh_table(place: str, table: Any, weights: str | None) -> Any:
     try:
         frame = read_table(table)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{place}: {str(error).removeprefix('sites: ')}") from None
     if not len(frame):
         raise InputError(f"{place}: its table has no rows")
     return frame if weights is None else repeat_rows(place, frame, weights)
@@ -129,7 +129,7 @@ def _make_matrix(place: str, spec: Any, kept: Any) -> np.ndarray:
 
 
 def _check_size(place: str, what: str, array: np.ndarray) -> None:
-    """That squares can be summed."""
+    """Check that squares can be summed."""
     if not np.all(np.abs(array) < np.sqrt(np.finfo(float).max)):
         raise InputError(
             f"{place}: the {what} gives numbers that are not finite, or too large: look for cells that cannot be, "
@@ -175,7 +175,7 @@ def read_inputs(design: Design, table: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_columns(design: Design, frame: Any) -> None:
-    """That columns are of the kind that was agreed on, with no level that no site had."""
+    """Check that columns are of the kind that was agreed on, with no level that no site had."""
     # A column without any value is of no kind.
     present = [
         name for name in design.parsed.inputs if name not in frame.columns or frame[[name]].notna().any(axis=None)

@@ -55,7 +55,7 @@ def read_table(table: Any, argument: str = "sites") -> Any:
 
 
 def _check_parquet(path: Path) -> None:
-    """That there are no more rows than can be used: a small file can say one of them very often."""
+    """Check that there are no more rows than can be used: a small file can say one of them very often."""
     import polars
 
     columns = polars.read_parquet_schema(path)

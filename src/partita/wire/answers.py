@@ -96,7 +96,7 @@ class AnswerChecks:
                 self._check_sums(site, question, answer)
 
     def _agree(self, site: int, what: str, count: int) -> None:
-        """That a site tells the same number whenever it is asked."""
+        """Check that a site tells the same number whenever it is asked."""
         known = self._counts.setdefault((site, what), count)
         _need(known == count, f"{what}: {count} now, and {known} before")
 
@@ -148,6 +148,7 @@ class AnswerChecks:
 
 
 def _need(holds: bool, words: str) -> None:
+    """Raise an error with these words unless something holds."""
     if not holds:
         raise ValueError(words)
 
@@ -166,7 +167,7 @@ def _show(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _check_layout(answer: q.LayoutAnswer) -> None:
-    """That a layout can be read, and is of as many numbers as there are moments."""
+    """Check that a layout can be read, and is of as many numbers as there are moments."""
     layout = unpack_layout(answer.layout)
     _need(len(layout.latents) > 0, "layout: a program without variables")
     shapes = answer.location.shape, answer.scale.shape
@@ -175,7 +176,7 @@ def _check_layout(answer: q.LayoutAnswer) -> None:
 
 
 def _check_levels(question: q.Levels, answer: q.LevelsAnswer) -> None:
-    """That columns are those that were asked for, each with levels where levels were asked for."""
+    """Check that columns are those that were asked for, each with levels where levels were asked for."""
     names = tuple(column.name for column in answer.columns)
     _need(set(names) == set(question.names) and _is_unique(names), f"columns: expected {question.names}, got {names}")
     for column in answer.columns:
@@ -184,7 +185,7 @@ def _check_levels(question: q.Levels, answer: q.LevelsAnswer) -> None:
 
 
 def _check_spread(prefix: str, count: float, mean: np.ndarray, total: np.ndarray, size: np.ndarray) -> None:
-    """That means are no larger than the largest value, nor squares than its square for every row, but for rounding."""
+    """Check that means are at most the largest value, and squares at most its square for each row, but for rounding."""
     _need(size.shape == mean.shape, f"{prefix}size: expected {len(mean)} columns, got {len(size)}")
     _need(bool(np.all(size >= 0) and np.all(total >= 0)), f"{prefix}size or {prefix}total: is negative")
     most = size * (1 + ROUNDING)

@@ -160,7 +160,7 @@ def decode_answer(question: type[Question], payload: bytes, like: Family | None 
 
 
 def check_fields(answer: Answer) -> None:
-    """That every field of an answer is what it is declared to be, however it came here; a ValueError, if not."""
+    """Check that every field of an answer is what it is declared to be, however it came here; a ValueError, if not."""
     if (scalar := SCALARS.get(type(answer))) is not None:
         value = getattr(answer, scalar)
         if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
@@ -179,7 +179,7 @@ def check_fields(answer: Answer) -> None:
 
 
 def _check_plain(key: str, part: Plain, value: Any) -> None:
-    """That plain values can be sent, and be read again."""
+    """Check that plain values can be sent, and be read again."""
     try:
         plain = part.plain(value)
         part.check(plain, key)

@@ -87,7 +87,7 @@ def _name_files(files: Sequence[Any], folder: Path | None) -> dict[str, Path]:
 
 
 def check_site_names(names: Sequence[str]) -> None:
-    """That sites have names that can be those of folders and keys."""
+    """Check that sites have names that can be those of folders and keys."""
     for name in names:
         if len(name) > 40 or not all(c.isalnum() or c in "-_" for c in name) or not name[:1].isalnum():
             raise InputError(f"site {name!r}: use letters, digits, - and _, at most 40 of them")

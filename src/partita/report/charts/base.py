@@ -44,7 +44,8 @@ class Chart:
         words: a caption.
         if_zero: whether there is a chart where the number is always zero.
         label: what the number is called on the page; the registry's label, or `y`, if it is empty.
-        pages: the kinds of pages that show the chart without being asked: "run" and "stream".
+        pages: the kinds of pages that show the chart without being asked: "run" for the folder of a run, "history" for
+            what a result, an estimator or a stream has saved.
     """
 
     y: str
@@ -52,7 +53,7 @@ class Chart:
     words: str = ""
     if_zero: bool = True
     label: str = ""
-    pages: tuple[str, ...] = ("run", "stream")
+    pages: tuple[str, ...] = ("run", "history")
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Picture:
 class Calibration:
     """What was claimed, what was found, and for which share of the rows.
 
-    Of classes: confidence and accuracy. Of numbers: how much an interval should hold, and how much it held. With
-    `is_binary`, the two are probabilities of one class and how often it was observed.
+    For classes, these are confidence and accuracy; for numbers, the share that an interval should hold and the share
+    that it held. With `is_binary`, they are probabilities of one class and how often it was observed.
     """
 
     claimed: Sequence[float]

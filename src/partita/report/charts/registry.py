@@ -30,10 +30,10 @@ LINES = (
         label="staleness of updates",
     ),
     Chart("change", words="How far the posterior moved, in nats.", label="KL from before"),
-    Chart("smse", label="test SMSE", pages=("stream",)),
-    Chart("nlpd", log=False, label="test NLPD", pages=("stream",)),
-    Chart("coverage", log=False, label="share in 95 % intervals", pages=("stream",)),
-    Chart("points", log=False, label="pseudo-points", pages=("stream",)),
+    Chart("smse", label="test SMSE", pages=("history",)),
+    Chart("nlpd", log=False, label="test NLPD", pages=("history",)),
+    Chart("coverage", log=False, label="share in 95 % intervals", pages=("history",)),
+    Chart("points", log=False, label="pseudo-points", pages=("history",)),
     Chart("ece", label="calibration error", pages=()),
     Chart("variance", label="variance of the process", pages=()),
 )
@@ -53,7 +53,7 @@ PICTURES: tuple[Callable[[Findings], Picture | None], ...] = (
 
 
 def choose_lines(page: str) -> tuple[Chart, ...]:
-    """The lines of a kind of page, "run" or "stream", in the order of the registry."""
+    """The lines of a kind of page, "run" or "history", in the order of the registry."""
     return tuple(chart for chart in LINES if page in chart.pages)
 
 

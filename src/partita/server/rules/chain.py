@@ -86,6 +86,10 @@ class Chain:
         held = [site for site in self._sites if any(state.holds(site) for state in self._holding)]
         return AfterFold(taken, *self.strikes.judge(self._sites, remarks, held))
 
+    def forget(self, site: int) -> None:
+        for state in self.states:
+            state.forget(site)
+
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""
         self.strikes.forgive(site)

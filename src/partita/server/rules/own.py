@@ -89,5 +89,8 @@ class OwnState(RuleState):
     def holds(self, site: int) -> bool:
         return self.state.holds(site)
 
+    def forget(self, site: int) -> None:
+        self.state.forget(site)
+
     def forgive(self, site: int) -> None:
         self.state.forgive(site)

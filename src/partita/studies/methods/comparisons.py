@@ -196,7 +196,7 @@ def collapsed_bound(problem: Problem, result: Result) -> Comparison:
 
     model: Any = problem.model
     X, y = problem.data
-    V, left = model.seen(X)
+    V, left = model.project_rows(X)
     noise = model.likelihood.noise**2
     best = multivariate_normal(np.zeros(len(y)), V @ V.T + noise * np.eye(len(y))).logpdf(y) - 0.5 * left.sum() / noise
     gap = best - evidence(model, [problem.data], result.posterior)
