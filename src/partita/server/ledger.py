@@ -89,6 +89,10 @@ class Ledger:
         """t_m."""
         return self.factors_of([site]).row(0).copy()
 
+    def holds_nothing_of(self, site: int) -> bool:
+        """Whether a site's factor is flat, so that the posterior is that of the other sites' data."""
+        return not any(map(np.any, jax.tree.leaves(self.factors_of([site]))))
+
     def factors(self) -> tuple[Family, ...]:
         """All t_m."""
         return tuple(self.factor(site) for site in range(self.sites))

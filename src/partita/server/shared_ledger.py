@@ -30,6 +30,10 @@ class SharedLedger(Ledger):
     def _no_factors(self) -> Family:
         return self.prior.flat(0)
 
+    def holds_nothing_of(self, site: int) -> bool:
+        """Never known: what one site has said cannot be told from what the others have."""
+        return False
+
     def factors(self) -> tuple[Family, ...]:
         """The same one for every site."""
         return (self.factor(0),) * self.sites

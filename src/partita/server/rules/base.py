@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from partita.errors import InputError
 from partita.families import Family
 from partita.wire.tasks import Update
 
@@ -114,6 +115,10 @@ class FreeEnergy:
 class RuleState:
     """A rule in one run. This one leaves everything as it is; a rule overrides what it needs."""
 
+    def overrides(self, method: str) -> bool:
+        """Whether this rule has a method of its own in place of the one here, which does nothing."""
+        return getattr(type(self), method) is not getattr(RuleState, method)
+
     def admit(self, update: Update, version: int) -> None:
         """Refuse an update with an `UpdateRefused`, before it is written down; `version` is the posterior's."""
 
@@ -141,6 +146,17 @@ class RuleState:
 
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""
+
+
+def begin(rule: "Rule", setup: Setup) -> RuleState:
+    """The state of a rule in a run, which has to have every method that a run calls."""
+    state = rule.init(setup)
+    if not isinstance(state, RuleState):
+        raise InputError(
+            f"rules: {type(rule).__name__}.init: expected a state, got {type(state).__name__}: let its class inherit "
+            "from pt.rules.RuleState"
+        )
+    return state
 
 
 class Rule(Protocol):
