@@ -10,6 +10,7 @@ A ledger whose sites share one factor is in `shared_ledger.py`.
 
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from partita.errors import ImproperDensity, InputError, NotOutstanding
