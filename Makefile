@@ -59,6 +59,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.unification
 	$(BIN)/python -m benchmarks.server
 	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.rounds
 
 # Shapes that are written in types, checked at every call.
 SHAPED := partita.families,partita.expectations,partita.free_energy,partita.models,partita.solvers,partita.gp

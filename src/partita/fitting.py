@@ -18,7 +18,7 @@ from partita.models import AbstractModel, Hyper, check_like, prior_of
 from partita.models.layout import unpack_layout
 from partita.models.program_rows import PreparedProgram
 from partita.result import Result
-from partita.server.events import Event
+from partita.server.events import MOST_TOLD, Event
 from partita.server.loop import iterate
 from partita.server.rules.limits import divergence
 from partita.server.run import Run
@@ -215,16 +215,16 @@ def _record_events(
 
 def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, before: Result | None = None) -> Result:
     """Run to the end, then ask every site for its share of the evidence at the final posterior."""
-    history, settled = [], False
+    history, last = [], None
     for event, row in _record_events(run, journal, callbacks, before):
-        settled = event.settled
+        last = event
         history.append(row)
-    log_probs = run.evaluate()
+    log_probs, unusable = run.evaluate()
     # A quarantined site's share of the evidence may be no number; then the evidence is not known.
     unknown = [site for site in run.quarantined if not math.isfinite(log_probs.get(site, math.nan))]
     log_probs |= dict.fromkeys(unknown, math.nan)
     check_log_probs({site: value for site, value in log_probs.items() if site not in unknown})
-    _warn(run, history, settled)
+    _warn(run, last, unknown, [str(error) for site, error in unusable.items() if site not in unknown])
     ledger = run.ledger
     values = [log_probs.get(site, math.nan) for site in range(ledger.sites)]
     return Result(
@@ -241,20 +241,29 @@ def finish(run: Run, callbacks: Sequence[Callback], journal: Journal | None, bef
     )
 
 
-def _warn(run: Run, history: Sequence[Row], settled: bool) -> None:
-    """Say aloud what about a finished run is in doubt."""
+def _warn(run: Run, last: Event | None, unknown: Sequence[int], unusable: Sequence[str]) -> None:
+    """Say aloud what about a finished run is in doubt.
+
+    Args:
+        run: the run.
+        last: its last fold.
+        unknown: quarantined sites without a finite share of the evidence.
+        unusable: what is wrong with answers of other sites about their shares.
+    """
     doubts = list(run.model.doubts(run.ledger.posterior))
+    doubts += [f"the log evidence is not known (nan): {problem}" for problem in unusable]
     for site, reason in run.quarantined.items():
+        is_unknown = " The log evidence is nan, because this site gives no finite log likelihood of its data."
         warnings.warn(
             f"{run.names.of(site)} was quarantined, and the run went on without it: {reason}; look at its data and its "
-            "Partita version. How much of it is in the posterior, `contributions()` says",
+            "Partita version. How much of it is in the posterior, `contributions()` says."
+            f"{is_unknown if site in unknown else ''}",
             QuarantineWarning,
             stacklevel=5,
         )
-    problem = history[-1]["problem"] if history else None
-    if problem is not None and ": quarantined: " not in problem:
-        doubts.insert(0, f"the last round had a problem: {problem}")
-    elif run.settings.schedule.settles and not settled:
+    if last is not None and last.other_problems:
+        doubts.insert(0, f"the last round had a problem: {'; '.join(last.other_problems[:MOST_TOLD])}")
+    elif run.settings.schedule.settles and not (last is not None and last.settled):
         doubts.insert(
             0,
             "the run has not settled: what sites propose would still move the posterior; give it more rounds, or "
@@ -313,6 +322,7 @@ def partial_fit(
         history=[*state.history, *step.history],
         seed=step.seed,
         columns=columns.after(shard),
+        quarantined={**state.quarantined, **{site + len(state.factors): why for site, why in step.quarantined.items()}},
     )
 
 

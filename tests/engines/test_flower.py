@@ -23,7 +23,7 @@ import partita as pt
 from partita.server.schedules import Synchronous
 
 pytest.importorskip("flwr")
-pytestmark = [pytest.mark.engines, pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")]
+pytestmark = pytest.mark.engines
 
 PARTITA = [sys.executable, "-m", "partita"]
 SITES = ("a", "b", "c")

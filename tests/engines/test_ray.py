@@ -132,6 +132,21 @@ def test_when_all_are_dead_it_says_so(engine):
     assert time.monotonic() - began < 60
 
 
+def test_shares_of_the_evidence_that_cannot_be_decoded_are_gaps(engine, monkeypatch):
+    """The fit is done by then, and is not lost."""
+    answers_of = pt.engines.Ray._call_those_alive
+
+    def garble(self, calls):
+        answers = answers_of(self, calls)
+        return {**answers, 1: answers[1][:-1]}
+
+    monkeypatch.setattr(pt.engines.Ray, "_call_those_alive", garble)
+    found, plain = fit(engine()), fit()
+    assert found.fingerprint == plain.fingerprint
+    assert [site for site, value in enumerate(found.expected_log_probs) if np.isnan(value)] == [1]
+    assert np.isnan(found.log_evidence)
+
+
 def test_a_site_with_bad_data_says_which_and_why(engine):
     with pytest.raises(ShardError, match=r"site 1: X: expected 2 features"):
         fit(engine(), shards=[SHARDS[0], (X[:, :1], Y)])

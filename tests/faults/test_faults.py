@@ -30,8 +30,8 @@ from partita.studies.faults.chaos import Chaos
 from partita.wire.messages import HEADER, Notice, decode_task, decode_update, encode_task, encode_update
 from partita.wire.tasks import Task, Update
 
-# What sites were quarantined is looked at in results, events and journals.
-pytestmark = pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")
+# For tests in which a site is quarantined, which they look for in results, events and journals.
+EXPECTS_QUARANTINE = pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")
 
 ROOT = Path(__file__).parents[2]
 GENERATOR = np.random.default_rng(0)
@@ -286,6 +286,7 @@ WRONG = {
 }
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.parametrize("wrong", WRONG)
 def test_11_malformed_updates_are_refused_and_the_others_go_on(wrong):
     said = []
@@ -297,6 +298,7 @@ def test_11_malformed_updates_are_refused_and_the_others_go_on(wrong):
     assert len(result.history) == 6
 
 
+@EXPECTS_QUARANTINE
 def test_12_huge_updates_move_little_and_their_site_is_quarantined():
     engine = Chaos(corrupt={0: lambda update: dataclasses.replace(update, change=update.change**1e9)})
     schedule = Sequential(passes=8)
@@ -457,6 +459,7 @@ def test_15_what_needs_no_answer_changes_nothing(tmp_path):
         assert fit(resume=True, **settings).fingerprint == CLEAN
 
 
+@EXPECTS_QUARANTINE
 def test_11_numbers_that_nobody_can_have_meant_are_refused():
     for wrong in ({"outcome": 99}, {"outcome": -1}, {"steps": -3}):
         with pytest.raises(MalformedUpdate, match="cannot be read"):

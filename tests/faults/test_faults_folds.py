@@ -24,8 +24,8 @@ from partita.wire.messages import Notice
 from partita.wire.questions import RECORD
 from partita.wire.tasks import Update
 
-# What sites were quarantined is looked at in results, events and journals.
-pytestmark = pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")
+# For tests in which a site is quarantined, which they look for in results, events and journals.
+EXPECTS_QUARANTINE = pytest.mark.filterwarnings("ignore::partita.errors.QuarantineWarning")
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(60, 2))
@@ -147,6 +147,7 @@ def test_21_large_honest_sites_bury_nobody():
     assert np.all(folded(ledger, [wide, wide**0.001, wide**1000.0], least=STRIKE) == 1)
 
 
+@EXPECTS_QUARANTINE
 @every_schedule
 @pytest.mark.parametrize("size", [-1e8, 1e20])
 @pytest.mark.parametrize("posterior", ["full", "mean-field"])
@@ -178,6 +179,7 @@ def test_21_whoever_would_make_the_posterior_improper_is_named_struck_and_quaran
     assert len(read_notices(tmp_path)) == 1
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.parametrize("size", [-1e300, 1e300, -1e12])
 @pytest.mark.parametrize("schedule", [Synchronous(rounds=8), Sequential(passes=8), Asynchronous(updates=40)])
 def test_21_numbers_near_the_largest_that_there_are_do_no_harm(schedule, size):
@@ -187,6 +189,7 @@ def test_21_numbers_near_the_largest_that_there_are_do_no_harm(schedule, size):
     assert np.all(np.abs(result.posterior.location - without.posterior.location) < without.posterior.scale)
 
 
+@EXPECTS_QUARANTINE
 def test_21_a_run_killed_before_its_verdict_was_written_gives_it_again(tmp_path):
     engine = lying(change=lambda update: sunk(update.change))
     run = {"schedule": Sequential(passes=6), "run_dir": tmp_path}
@@ -208,6 +211,7 @@ def test_21_a_run_killed_before_its_verdict_was_written_gives_it_again(tmp_path)
 NUMBERS = ("expected_log_prob", "expected_log_factor", "expected_log_change", "seconds", "finished_at")
 
 
+@EXPECTS_QUARANTINE
 @every_schedule
 @pytest.mark.parametrize("name", NUMBERS)
 def test_22_numbers_that_are_none_are_refused(schedule, name):
@@ -234,6 +238,7 @@ def reports(kind):
     }[kind]
 
 
+@EXPECTS_QUARANTINE
 @every_schedule
 @pytest.mark.filterwarnings("ignore:the last round had a problem")
 @pytest.mark.parametrize("kind", ["falling", "a fall each second time", "inflated", "far away", "chaos"])
@@ -272,6 +277,7 @@ def wiggled(wiggle, size, leaf=-1):
     return change
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.filterwarnings("ignore:the last round had a problem")
 @pytest.mark.parametrize("leaf", [0, -1], ids=["locations", "precisions"])
 @pytest.mark.parametrize("wiggle", WIGGLES.values(), ids=WIGGLES)
@@ -292,6 +298,7 @@ def test_22_changes_that_vary_do_not_hold_back_the_others(wiggle, leaf):
     assert np.all(np.abs(result.posterior.location - truth[-1].posterior.location) < 2 * truth[-1].posterior.scale)
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.parametrize("size", [0.3, 5.0])
 @pytest.mark.parametrize("posterior", ["full", "mean-field"])
 def test_22_nor_do_larger_and_smaller_ones(size, posterior):
@@ -325,6 +332,7 @@ LINEAR = pt.models.LinearRegression(features=2, noise=1.0)
 LINES = [(x, x @ [1.0, -0.5] + 0.2 * np.random.default_rng(i).normal(size=12)) for i, (x, _) in enumerate(SHARDS)]
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.parametrize("schedule", [Synchronous(rounds=30), Sequential(passes=30), Asynchronous(updates=150)])
 @pytest.mark.parametrize("lie", [1e300, -1e300, 1e12, -1e12, 1e5, -1e5, "flipped"])
 def test_23_hyperparameters_move_no_further_than_honest_sites_take_them(schedule, lie):
@@ -375,6 +383,7 @@ ADAPTIVE = {
 }
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.parametrize("schedule", [Synchronous(rounds=30), Sequential(passes=30), Asynchronous(updates=150)])
 @pytest.mark.parametrize("slope", ADAPTIVE.values(), ids=ADAPTIVE)
 def test_23_nor_by_gradients_that_change_from_one_time_to_the_next(schedule, slope):
@@ -394,6 +403,7 @@ def test_23_nor_by_gradients_that_change_from_one_time_to_the_next(schedule, slo
     assert any("quarantined" in words for words in problems)
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.filterwarnings("ignore:the last round had a problem")
 @pytest.mark.parametrize("schedule", [Synchronous(rounds=30), Sequential(passes=30), Asynchronous(updates=150)])
 def test_23_gradients_that_swing_by_little_slow_down_but_do_not_steer(schedule):
@@ -405,6 +415,7 @@ def test_23_gradients_that_swing_by_little_slow_down_but_do_not_steer(schedule):
     assert max(ways) <= 0.15
 
 
+@EXPECTS_QUARANTINE
 def test_23_a_hyperparameter_of_the_prior_alone_has_no_gradient_at_a_site():
     """One that is made up would let another be made up beside it, so that both together agree with the values."""
 
@@ -489,6 +500,7 @@ def test_24_what_is_improper_is_not_near():
     assert divergence(prior, prior) == pytest.approx(0.0, abs=1e-12)
 
 
+@EXPECTS_QUARANTINE
 @every_schedule
 @pytest.mark.filterwarnings("ignore:the last round had a problem")
 def test_24_a_limit_over_a_run_holds_for_each_site(schedule, tmp_path):
@@ -668,6 +680,7 @@ def test_25_patience_counts_good_updates_alone(monkeypatch):
     assert clock.now < 120
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.parametrize("learn", [None, pt.LearnHyper("noise")], ids=["nothing", "noise"])
 def test_11_gradients_that_nobody_asked_for_are_refused(learn, tmp_path):
     """They would be looked up among the model's hyperparameters, and be in the journal for ever."""
@@ -694,6 +707,7 @@ def test_22_nothing_is_taken_of_a_site_that_says_it_found_no_number(schedule, si
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(result.factors[BAD]))
 
 
+@EXPECTS_QUARANTINE
 @pytest.mark.filterwarnings("ignore:the last round had a problem")
 @pytest.mark.parametrize("size", [1e20, 1e160])
 @pytest.mark.parametrize("schedule", [Synchronous(rounds=15), Sequential(passes=8), Asynchronous(updates=60)])

@@ -327,15 +327,24 @@ def test_status_says_who_was_quarantined_by_limits_and_why(server):
     with pytest.warns(QuarantineWarning, match="site a was quarantined"):
         pt.fit(folder.recipe.model, [(X, Y), (X, Y)], settings, names=folder.sites, run_dir=folder.run)
     shown = CliRunner().invoke(app, ["status", str(server)]).output
-    assert "a: 2 strikes, the last: its update goes too far" in shown
+    assert "a: struck 3 times so far, the last: its update goes too far" in shown
     assert "a: quarantined: its update goes too far" in shown
     rows = {row["site"]: row for row in read_status(folder)["sites"]}
     assert rows["a"]["barred"].startswith("quarantined: its update goes too far")
     assert rows["b"]["barred"] is None
     table = {row["site"]: row["status"] for row in tabulate_sites(read_status(folder))}
     assert table == {"a": "quarantined", "b": "away"}
+    assert [row["strikes"] for row in tabulate_sites(read_status(folder))] == [3, 0]
     with sqlite3.connect(folder.run / "journal.sqlite") as database:
-        database.execute("UPDATE arrivals SET kind = 'praised' WHERE kind = 'struck'")
+        database.execute("UPDATE arrivals SET kind = 'readmitted' WHERE number = (SELECT min(number) FROM arrivals "
+                         "WHERE kind = 'struck')")  # fmt: skip
+    shown = CliRunner().invoke(app, ["status", str(server)]).output
+    assert "a: struck 2 times so far" in shown
+    with sqlite3.connect(folder.run / "journal.sqlite") as database:
+        database.execute("UPDATE arrivals SET kind = 'readmitted' WHERE kind = 'struck'")
+    assert "a: struck 1 time so far" in CliRunner().invoke(app, ["status", str(server)]).output
+    with sqlite3.connect(folder.run / "journal.sqlite") as database:
+        database.execute("UPDATE arrivals SET kind = 'praised' WHERE kind = 'readmitted'")
     shown = CliRunner().invoke(app, ["status", str(server)]).output
     assert "a: quarantined: its update goes too far" in shown
     assert "notices that this version does not know, and does not show: 'praised'" in shown

@@ -17,6 +17,7 @@ from partita.server.rules.admission import Finite
 from partita.server.rules.chain import Chain
 from partita.server.rules.cone import Cone
 from partita.server.rules.limits import Age, TrustRegion
+from partita.server.rules.own import OwnState
 from partita.server.rules.strikes import Strikes
 from partita.server.schedules import Sequential, Synchronous
 from partita.wire.messages import Notice
@@ -157,7 +158,7 @@ class TestOwnRules:
         assert [(one.site, one.kind, one.reason) for one in read_notices(tmp_path)] == [
             (1, "quarantined", "was halved")
         ]
-        assert [(one.site, one.reason) for one in read_strikes(tmp_path)] == [(1, "was halved")] * 2
+        assert read_strikes(tmp_path) == {1: ["was halved"] * 3}
 
     @pytest.mark.parametrize("schedule", [Synchronous(rounds=6), Sequential(passes=6)])
     def test_a_resumed_run_gives_each_verdict_once(self, tmp_path, schedule):
@@ -175,12 +176,35 @@ class TestOwnRules:
     def test_a_run_that_struck_or_quarantined_in_its_last_fold_can_be_resumed(self, tmp_path, rounds):
         settings = {"rules": [Halve((1,), strike=True)], "schedule": Synchronous(rounds=rounds), "run_dir": tmp_path}
         assert fit(**settings).fingerprint == fit(**settings, resume=True).fingerprint
-        assert len(read_strikes(tmp_path)) + len(read_notices(tmp_path)) == rounds
+        assert len(read_strikes(tmp_path)[1]) == rounds
+        assert len(read_notices(tmp_path)) == (rounds == 3)
 
     def test_another_rule_is_another_run(self, tmp_path):
         fit(rules=[Halve((1,))], run_dir=tmp_path)
         with pytest.raises(pt.errors.RunMismatch, match="rules"):
             fit(rules=[Halve((2,))], run_dir=tmp_path, resume=True)
+
+    def test_a_state_that_is_no_state_is_refused(self):
+        class Stateless:
+            def init(self, setup):
+                return self
+
+            def apply(self, proposal):
+                return proposal
+
+        words = r"rules: Stateless.init: expected a state, got Stateless: .* inherit from pt.rules.RuleState"
+        with pytest.raises(InputError, match=words):
+            fit(rules=[Stateless()])
+        with pytest.raises(InputError, match=words):
+            Chain.of([Stateless()], Setup(2), Strikes(3, SiteNames()))
+
+    def test_a_run_calls_those_methods_that_a_state_has_and_no_others(self):
+        run, _ = prepare(MODEL, SHARDS, options={"rules": [Halve((2,))]})
+        run.engine.close()
+        (own,) = [state for state in run.rules.states if isinstance(state, OwnState)]
+        assert own in run.rules._folding
+        unused = (run.rules._admitting, run.rules._observing, run.rules._guarding, run.rules._holding)
+        assert not any(own in states for states in unused)
 
     def test_what_is_no_rule_is_refused(self):
         with pytest.raises(InputError, match="rules: expected rules, which have an `init`, got 3"):

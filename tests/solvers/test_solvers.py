@@ -24,6 +24,7 @@ from partita.solvers import (
     ConjugateGradient,
     FixedPoint,
     Gradient,
+    Message,
     MomentMatching,
     NaturalGradient,
     Outcome,
@@ -97,9 +98,9 @@ NOISY = {
 
 
 def test_every_solver_is_tried():
-    """The one with another optimum, and the one for small batches, have tests of their own."""
+    """Those with another optimum, for small batches, and without a local problem have tests of their own."""
     tried = {type(solver) for solver, _ in [*EXACT.values(), *MEAN_FIELD.values()]}
-    assert tried | {MomentMatching, BayesianGradient} == set(REGISTRY.values())
+    assert tried | {MomentMatching, BayesianGradient, Message} == set(REGISTRY.values())
 
 
 @pytest.mark.parametrize("posterior", POSTERIORS)

@@ -71,7 +71,6 @@ LIES = [
     (q.Products, changed(products=lambda products: products[:1]), "products: expected"),
     (q.Products, changed(products=lambda products: -products), "products: squares are negative"),
     (q.Products, changed(products=lambda products: products + np.triu([[0, 5], [0, 0]])), "not the same both ways"),
-    (q.Evaluate, changed(value=lambda value: "much"), "value: expected a number, got str"),
 ]
 
 
@@ -81,6 +80,17 @@ def test_answers_of_a_broken_site_are_refused_by_its_name(kind, lie, words):
         EngineError, match=f"^site south: its answer to the question '{kind.name}' .*{words}.*; compare"
     ):
         pt.regress("y ~ age + arm", SITES, engine=Lying(kind, lie), quiet=True)
+
+
+@pytest.mark.parametrize("lie", [changed(value=lambda value: "much"), lambda answer: None])
+def test_a_fit_is_not_lost_because_its_last_question_is_answered_with_nonsense(lie):
+    with pytest.warns(
+        RuntimeWarning, match=r"evidence is not known \(nan\): site south: its answer .*'evaluate' .*expected"
+    ):
+        found = pt.regress("y ~ age + arm", SITES, engine=Lying(q.Evaluate, lie), quiet=True)
+    plain = pt.regress("y ~ age + arm", SITES, quiet=True)
+    assert np.isnan(found.result.log_evidence)
+    assert found.result.fingerprint == plain.result.fingerprint
 
 
 @pytest.mark.parametrize(

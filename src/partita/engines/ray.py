@@ -201,12 +201,15 @@ class Ray:
         calls = [self._handles[group].answer.remote(kind.name, part) for group, part in by_group.items() if part]
         # Whoever cannot say what its share of the evidence is leaves a gap; other questions need all answers.
         payloads = self._call_those_alive(calls) if kind is Evaluate else self._call(calls)
-        return {site: self._decode(site, kind, payload) for site, payload in payloads.items()}
+        answers = {site: self._decode(site, kind, payload) for site, payload in payloads.items()}
+        return {site: answer for site, answer in answers.items() if answer is not None}
 
-    def _decode(self, site: int, kind: type[Question], payload: bytes) -> Answer:
+    def _decode(self, site: int, kind: type[Question], payload: bytes) -> Answer | None:
         try:
             return decode_answer(kind, payload, self._like)
         except MalformedMessage as error:
+            if kind is Evaluate:
+                return None
             raise EngineError(
                 f"{self._names.of(site)}: the answer to the question {kind.name!r} could not be decoded ({error}): "
                 "compare Partita versions on both sides"

@@ -55,7 +55,7 @@ class Reporter:
         if not event.replayed:
             names = [self._folder.sites[site] for site in event.sites]
             about = {"names": names, "refused": event.refused, "problems": event.problems}
-            self._log.info("fold", extra={"row": {**row, **about}})
+            self._log.info("fold", extra={"row": {**row, **about, "quarantined": dict(event.quarantined)}})
         self.write()
 
     def end(self, state: State, reason: str = "") -> None:

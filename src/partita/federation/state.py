@@ -100,11 +100,8 @@ def read_barred(folder: ServerFolder) -> dict[str, str]:
 
 def read_strike_reasons(folder: ServerFolder) -> dict[str, list[str]]:
     """Why each site was struck, strike by strike, as the journal has it."""
-    found: dict[str, list[str]] = {}
-    for notice in read_strikes(folder.run) if folder.has_run else ():
-        if notice.site < len(folder.sites):
-            found.setdefault(folder.sites[notice.site], []).append(notice.reason)
-    return found
+    found = read_strikes(folder.run) if folder.has_run else {}
+    return {folder.sites[site]: reasons for site, reasons in found.items() if site < len(folder.sites)}
 
 
 def ask_server(path: Path, site: str, kind: RequestKind) -> str:

@@ -45,7 +45,9 @@ def describe_problems(status: Row) -> list[str]:
     lines = [f"{site}: {problem}" for site, problem in problems if problem]
     for row in status["sites"]:
         if row["strikes"]:
-            lines.append(f"{row['site']}: {len(row['strikes'])} strikes, the last: {row['strikes'][-1]}")
+            number = len(row["strikes"])
+            times = f"{number} time{'s' if number > 1 else ''}"
+            lines.append(f"{row['site']}: struck {times} so far, the last: {row['strikes'][-1]}")
     if status["unknown"]:
         kinds = ", ".join(clean(repr(kind), 60) for kind in status["unknown"][:5])
         lines.append(f"the journal holds notices that this version does not know, and does not show: {kinds}")

@@ -110,7 +110,7 @@ class Follower:
         # The result that was read, the last fold that it knows of, and what it says.
         self._result: tuple[int, int] | None = None
         self._finished, self.log_evidence = -1, np.nan
-        # The last fold of a run that has come to its end, as the journal has it.
+        # The last fold of a run that has come to its end, as the journal has it; zero, while it goes on after a resume.
         self._end: int | None = None
         self._contributions: Sequence[float] = ()
         self._intervals: Intervals | None = None
@@ -210,8 +210,10 @@ class Follower:
     def is_finished(self) -> bool:
         if not self.last:
             return False
-        total, ends = self.last.get("total"), (self._finished, -1 if self._end is None else self._end)
-        return max(ends) >= self.last["fold"] or (total is not None and self.last["version"] >= total)
+        if self._end is not None:
+            return self._end == self.last["fold"]
+        total = self.last.get("total")
+        return self.has_result or (total is not None and self.last["version"] >= total)
 
     @property
     def has_result(self) -> bool:

@@ -1,6 +1,7 @@
 """What a run tells of each fold."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -13,6 +14,8 @@ from partita.server.accounting import SiteWork
 
 # What goes on from batch to batch of a stream.
 COUNTED = ("fold", "version", "round", "seconds", "clock", "messages", "bytes_down", "bytes_up")
+# So many problems of a fold are told in its row, which is kept for every fold.
+MOST_TOLD = 10
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Event:
     free_energy: float | None
     free_energy_error: float | None
     change: float
+    # What was wrong with updates of this fold, behind who is quarantined.
     problems: tuple[str, ...]
     seconds: float
     clock: float
@@ -47,6 +51,8 @@ class Event:
     # Whether the schedule ends here because nothing moves any more.
     settled: bool = False
     replayed: bool = False
+    # Names of sites that are not asked again since the last fold, and why.
+    quarantined: Mapping[str, str] = field(default_factory=dict)
     # Updates that were refused since the last fold, in words.
     refused: tuple[str, ...] = ()
     metrics: Row = field(default_factory=dict)
@@ -67,6 +73,17 @@ class Event:
         """The site of whose change the smallest share was taken; nobody, if all were taken whole."""
         least = min(self.shares)
         return self.sites[self.shares.index(least)] if least < 1 else None
+
+    @property
+    def other_problems(self) -> list[str]:
+        """Problems but for quarantines, and what sites are quarantined for."""
+        reasons = [f"{name}: {reason}" for name, reason in self.quarantined.items()]
+        return [problem for problem in self.problems if problem not in (*self.news, *reasons)]
+
+    @property
+    def news(self) -> list[str]:
+        """Who is not asked again since the last fold, in words."""
+        return [f"{name}: quarantined: {reason}" for name, reason in self.quarantined.items()]
 
     def after(self, last: Row, sites: int, log_evidence: float) -> "Event":
         """The same fold as one of a stream: counted on from its last row, its sites and its log evidence so far."""
@@ -100,7 +117,7 @@ class Event:
             "free_energy_error": self.free_energy_error,
             "change": self.change,
             "problems": len(self.problems),
-            "problem": self.problems[0] if self.problems else None,
+            "problem": "; ".join([*self.news, *self.other_problems][:MOST_TOLD]) or None,
             "refused": len(self.refused),
             "seconds": self.seconds,
             "clock": self.clock,

@@ -79,9 +79,15 @@ def read_notices(run_dir: str | os.PathLike[str]) -> list[Notice]:
     return [notice for notice in _read_all_notices(run_dir) if notice.kind != "struck"]
 
 
-def read_strikes(run_dir: str | os.PathLike[str]) -> list[Notice]:
-    """For every strike against a site, why it was given."""
-    return [notice for notice in _read_all_notices(run_dir) if notice.kind == "struck"]
+def read_strikes(run_dir: str | os.PathLike[str]) -> dict[int, list[str]]:
+    """Why each site was struck, strike by strike, since it was readmitted last; what quarantined it is the last one."""
+    found: dict[int, list[str]] = {}
+    for notice in _read_all_notices(run_dir):
+        if notice.kind in ("struck", "quarantined"):
+            found.setdefault(notice.site, []).append(notice.reason)
+        elif notice.kind == "readmitted":
+            found.pop(notice.site, None)
+    return found
 
 
 def read_unknown_kinds(run_dir: str | os.PathLike[str]) -> list[str]:
@@ -90,7 +96,7 @@ def read_unknown_kinds(run_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def read_finished(run_dir: str | os.PathLike[str]) -> int | None:
-    """The fold with which a run has come to its end; None, if it goes on, or was stopped."""
+    """The fold with which a run has come to its end; zero, if it was resumed and has not; None, if it never has."""
     query = "SELECT 0, value FROM meta WHERE key = ? AND value GLOB '[0-9]*'"
     found = [value for _, value in _selected(run_dir, "meta", (int, str), query, FINISHED)]
     return int(found[0]) if found and found[0].isdecimal() and len(found[0]) < 19 else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from partita.errors import ImproperDensity, InputError, MalformedUpdate, NotOutstanding
+from partita.errors import ImproperDensity, InputError, NotOutstanding
 from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
@@ -24,14 +24,11 @@ from partita.families.cone import (
     shift_cone,
     subtract_floor,
 )
-from partita.foundation.runtime import same_structure
 from partita.models import Hyper
+from partita.server.checking import check_structure, check_values
 from partita.server.flights import Flight, Flights
 from partita.server.room import find_unburied_shares, fit_changes
 from partita.wire.tasks import Task, Update
-
-# Matrices have to be symmetric up to this, relative to their largest number.
-SYMMETRIC = 1e-6
 
 
 def unchanged(changes: Family, factors: Family) -> Family:
@@ -60,6 +57,9 @@ class Ledger:
         self.retired: set[int] = set()
         self.leaving: set[int] = set()
         self._factors = self._no_factors()
+        # What all factors share alike beside what is kept for each: changes of locations, after which all that was
+        # proper still is.
+        self._shared: Family | None = None
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
         # What cannot be told from zero, beside the largest numbers that were ever added up here.
@@ -90,13 +90,27 @@ class Ledger:
         """t_m."""
         return self.factors_of([site]).row(0).copy()
 
+    def holds_nothing_of(self, site: int) -> bool:
+        """Whether a site's factor is flat, so that the posterior is that of the other sites' data."""
+        return not any(map(np.any, jax.tree.leaves(self.factors_of([site]))))
+
     def factors(self) -> tuple[Family, ...]:
         """All t_m."""
         return tuple(self.factor(site) for site in range(self.sites))
 
     def factors_of(self, sites: Sequence[int]) -> Family:
         """Stacked factors of some sites, which may be views of what is kept."""
-        return self._factors.take_rows(sites)
+        kept = self._factors.take_rows(sites)
+        return kept if self._shared is None else self._share_of(self._shared).times_rows(kept)
+
+    def _share_of(self, change: Family) -> Family:
+        """One factor's part of what all share alike."""
+        return change ** (1 / self.sites)
+
+    def _hand_out(self) -> None:
+        """Keep with every factor its part of what all share."""
+        if self._shared is not None:
+            self._factors, self._shared = self._share_of(self._shared).times_rows(self._factors), None
 
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
@@ -108,6 +122,7 @@ class Ledger:
 
     def recomputed_posterior(self) -> Family:
         """prior × ∏ factors from scratch."""
+        self._hand_out()
         return self.prior * self._factors.product_of_rows()
 
     def dispatch(
@@ -140,15 +155,19 @@ class Ledger:
             flight = self.flights.get(update.site)
             if flight is None or flight.task.version != update.version:
                 raise NotOutstanding(update.site, f"no task of version {update.version} is outstanding")
-            self._check_structure(update)
+            check_structure(update, self.prior)
         changes = Family.stack([update.change for update in updates])
         if values:
-            self._check_values([update.site for update in updates], changes)
+            check_values([update.site for update in updates], changes, self._floor)
         return changes
 
     def propose(self, updates: Sequence[Update]) -> tuple[Family, Family]:
         """The changes that updates propose, whose values have been looked at before, and the factors; both stacked."""
         return self.check(updates, values=False), self.factors_of([update.site for update in updates])
+
+    def asked(self, sites: Sequence[int]) -> Family | None:
+        """Stacked factors as they were when sites were asked; None, where no factor has changed while it was away."""
+        return None if self._shared is None else Family.stack([self.flights[site].task.factor for site in sites])
 
     def takes(self, site: int, change: Family, least: float) -> bool:
         """Whether the posterior stays proper with that share of a site's change, and what others know is not buried."""
@@ -160,17 +179,24 @@ class Ledger:
             return bool(find_unburied_shares(self, [site], Family.stack([change]), least)[0] > 0)
 
     def take(
-        self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool] = anywhere
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool] = anywhere,
+        rest: Family | None = None,
     ) -> float:
         """t_m ← t_m × change_m^ρ and q ← q × their product; these sites' tasks are done.
 
-        ρ is the given share, or less, until what comes out after rounding is proper and allowed. Gives ρ.
+        ρ is the given share, or less, until what comes out after rounding is proper and allowed. Gives ρ. `rest` is a
+        change that the factors of all sites share alike, which costs no more than that of one. It must not touch what
+        has to be positive.
         """
         if len(set(sites)) < len(sites):
             twice = next(site for i, site in enumerate(sites) if site in sites[:i])
             raise NotOutstanding(twice, "several updates of one site in one fold")
         with np.errstate(over="ignore", invalid="ignore"):
-            taken = self._take(sites, changes, share, allowed)
+            taken = self._take(sites, changes, share, allowed, rest)
         for site in sites:
             del self.flights[site]
         self.version += len(sites)
@@ -206,6 +232,7 @@ class Ledger:
         """
         self.flights.pop(site, None)
         self.retired.add(site)
+        self._hand_out()
         own = self.factors_of([site]).copy()
         change = own**-1.0
         share = self._take([site], change, self.share([site], change, change.product_of_rows()), anywhere)
@@ -269,11 +296,18 @@ class Ledger:
             self._weakest = lower_bound(self.cavity(site).cone() for site in range(self.sites))
         return self._weakest
 
-    def _take(self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool]) -> float:
+    def _take(
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool],
+        rest: Family | None = None,
+    ) -> float:
         """Take this share of all changes, or less if need be; keep the bound of all cavities up to date."""
         start = self.posterior.cone()
         weakest = self.bound() if len(sites) < self.sites else None
-        share, self.posterior, cavities = self._verify(sites, changes, share, allowed)
+        share, self.posterior, cavities = self._verify(sites, changes, share, allowed, rest)
         self._floor = self.floor_with(self.posterior.cone())
         if weakest is not None:
             weakest = shift_cone(weakest, start, self.posterior.cone())
@@ -283,58 +317,49 @@ class Ledger:
         return share
 
     def _verify(
-        self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool]
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool],
+        rest: Family | None = None,
     ) -> tuple[float, Family, Family]:
         """Write the factors as they come out after rounding; less is taken until what changed is proper and allowed.
 
         Gives the share, the posterior, and these sites' cavities.
         """
-        old, total = self.factors_of(sites), changes.product_of_rows()
+        old, own, total = self.factors_of(sites), changes, changes.product_of_rows()
+        if rest is not None:
+            own, total = self._share_of(rest).times_rows(changes), total * rest
         while share > np.finfo(float).eps:
             posterior = self.posterior * (total if share == 1 else total**share)
-            new = old * (changes if share == 1 else changes**share)
+            new = old * (own if share == 1 else own**share)
             cavities = self._cavities(sites, posterior, new)
             finite = posterior.is_finite() and cavities.is_finite()
             proper = finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone())
             if proper and allowed(posterior):
+                self._share_out(rest, share)
                 self._store(sites, new)
                 return share, posterior, cavities
             share /= 2
         return 0.0, self.posterior, self._cavities(sites, self.posterior, old)
 
-    def _check_structure(self, update: Update) -> None:
-        """Refuse a change that is of another family, shape or dtype than the prior."""
-        like, change = self.prior, update.change
-        if type(change) is not type(like) or not same_structure(change, like):
-            raise MalformedUpdate(update.site, f"expected a change of family {type(like).__name__}")
-        for i, (a, b) in enumerate(zip(jax.tree.leaves(like), jax.tree.leaves(change), strict=True)):
-            kind = getattr(b, "dtype", type(b).__name__)
-            if np.shape(a) != np.shape(b) or a.dtype != kind:
-                problem = f"expected {a.dtype} of shape {np.shape(a)}, got {kind} of shape {np.shape(b)}"
-                raise MalformedUpdate(update.site, f"change{_name(like, i)}: {problem}")
-
-    def _check_values(self, sites: Sequence[int], changes: Family) -> None:
-        """Refuse stacked changes with numbers that are not finite, or with matrices that are not symmetric."""
-        for i, leaf in enumerate([] if changes.is_finite() else jax.tree.leaves(changes)):
-            good = np.isfinite(leaf).reshape(len(sites), -1).all(axis=1)
-            if not good.all():
-                raise MalformedUpdate(sites[int(np.argmin(good))], f"change{_name(changes, i)}: is not finite")
-        for matrices, rounding in zip(changes.cone().definite, self._floor.definite, strict=True):
-            size = np.abs(matrices).max(axis=(1, 2))
-            gap = np.abs(matrices - np.swapaxes(matrices, 1, 2)).max(axis=(1, 2))
-            good = gap <= SYMMETRIC * size + rounding
-            if not good.all():
-                raise MalformedUpdate(sites[int(np.argmin(good))], "change: a matrix is not symmetric")
+    def _share_out(self, rest: Family | None, share: float) -> None:
+        if rest is not None:
+            self._shared = rest**share if self._shared is None else self._shared * rest**share
 
     def _store(self, sites: Sequence[int], factors: Family) -> None:
-        self._factors.put_rows(sites, factors)
+        shared = self._shared
+        self._factors.put_rows(
+            sites, factors if shared is None else (self._share_of(shared) ** -1.0).times_rows(factors)
+        )
 
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
         divided = posterior.divide_rows(own)
         if is_surely_inside(subtract_floor(divided.cone(), rounding_floor(posterior.cone()))):
             return divided
-        factors = self._factors.copy()
+        factors = self.factors_of(range(self.sites)).copy()
         factors.put_rows(sites, own)
         return self.prior.times_rows(factors.products_of_others().take_rows(sites))
 
@@ -353,8 +378,3 @@ class Ledger:
 def check_prior(prior: Family) -> None:
     if not is_surely_inside(prior.cone()):
         raise ImproperDensity("prior: must be proper")
-
-
-def _name(tree: Family, leaf: int) -> str:
-    """The name of an array of a density, as errors call it."""
-    return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[leaf][0])

@@ -30,13 +30,9 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             event, notices = fold(run, updates)
             for notice in notices:
                 note(run, notice)
-            quarantined = run.quarantined
-            news = [
-                f"{run.names.of(site)}: quarantined: {reason}"
-                for site, reason in quarantined.items()
-                if site not in told
-            ]
-            told, event = set(quarantined), replace(event, problems=(*news, *event.problems))
+            new = {run.names.of(site): reason for site, reason in run.quarantined.items() if site not in told}
+            told, event = set(run.quarantined), replace(event, quarantined=new)
+            event = replace(event, problems=(*event.news, *event.problems))
             refused = inbox.acknowledge(event.fold, event.posterior, notices)
             yield replace(event, replayed=inbox.replaying, refused=refused)
         for notice in inbox.finish():
@@ -102,6 +98,6 @@ def note(run: Run, notice: Notice) -> None:
             if notice.kind == "retired":
                 run.retire(site)
             if notice.kind != "away":
-                run.accounts.distrust(site)
+                run.accounts.bar(site)
                 if run.learner is not None:
                     run.learner.forget(site)

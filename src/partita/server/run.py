@@ -4,11 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-import jax
-import numpy as np
-
 from partita.designs.design import Reading
-from partita.errors import InputError
+from partita.errors import EngineError, InputError
 from partita.families import Family
 from partita.foundation.descriptions import describe
 from partita.foundation.runtime import on_host
@@ -27,7 +24,7 @@ from partita.server.settings import Chosen
 from partita.server.shared_ledger import SharedLedger
 from partita.server.storage import Journal, write_names
 from partita.wire.answers import AnswerChecks
-from partita.wire.engine import Engine, address, ask_all
+from partita.wire.engine import Engine, ask_all
 from partita.wire.job import Job
 from partita.wire.naming import SiteNames
 from partita.wire.questions import Digest, Evaluate
@@ -113,28 +110,25 @@ class Run:
         board = self.board
         return {site: board.away[site] for site in sorted(board.barred - self.ledger.retired)}
 
-    def evaluate(self) -> dict[int, float]:
-        """What every site says of the final posterior: its share of the evidence."""
-        question = Evaluate(self.ledger.posterior, self.current_hyper)
-        factors = enumerate(self.ledger.factors()) if self.settings.solver.values_factor else ()
-        by_site = {site: replace(question, factor=factor) for site, factor in factors}
-        answers = AnswerChecks(self.names).check(
-            by_site or address(question, self.sites), self.engine.ask(by_site or question)
-        )
-        values = {site: answer.value for site, answer in answers.items()}
-        return values | dict.fromkeys({*self.ledger.retired, *self._find_unheard()}, 0.0)
+    def evaluate(self) -> tuple[dict[int, float], dict[int, EngineError]]:
+        """What sites say of the final posterior, their shares of the evidence; and whose answers cannot be used.
 
-    def _find_unheard(self) -> list[int]:
-        """Quarantined sites of which the posterior holds nothing: it is that of the other sites' data."""
-        if not self.quarantined or self.settings.custody == "shared":
-            return []
-        factors = self.ledger.factors()
-        return [site for site in self.quarantined if not any(map(np.any, jax.tree.leaves(factors[site])))]
+        Whoever is away is missing. A site whose data do not count is not asked, and has no share.
+        """
+        question, uncounted = Evaluate(self.ledger.posterior, self.current_hyper), self.accounts.evidence.uncounted
+        asked = {site: question for site in range(self.sites) if site not in uncounted}
+        if self.settings.solver.values_factor:
+            asked = {site: replace(question, factor=self.ledger.factor(site)) for site in asked}
+        is_common = not uncounted and not self.settings.solver.values_factor
+        found = self.engine.ask(question if is_common else asked) if asked else {}
+        answers, unusable = AnswerChecks(self.names).split(asked, found)
+        return {site: answer.value for site, answer in answers.items()} | dict.fromkeys(uncounted, 0.0), unusable
 
     def retire(self, site: int) -> None:
         """Divide a site's factor out: its data count no more."""
         before = self.ledger.posterior
         self.ledger.retire(site)
+        self.rules.forget(site)
         self.accounts.evidence.retire(site)
         self.accounts.move(before)
 
@@ -142,7 +136,7 @@ class Run:
         """A site may be asked again, and begins anew."""
         self.board.readmitted(site)
         self.rules.forgive(site)
-        self.accounts.evidence.credibility.forgive(site)
+        self.accounts.evidence.readmit(site)
 
     @property
     def current_hyper(self) -> Hyper:

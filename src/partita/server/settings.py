@@ -13,9 +13,9 @@ from partita.families import Family
 from partita.foundation.checks import check_one_of
 from partita.models import AbstractModel, check_like, prior_of
 from partita.server.hyper import LearnHyper
-from partita.server.rules import Limits, Optimiser, Rule, as_damping
+from partita.server.rules import Limits, Optimiser, Rule, Secants, as_damping
 from partita.server.schedules import Schedule, Synchronous
-from partita.solvers import FixedPoint, Solver
+from partita.solvers import FixedPoint, Message, Solver
 from partita.solvers.choice import choose_solver
 from partita.wire.engine import Engine
 from partita.wire.job import Job
@@ -48,7 +48,7 @@ class Settings:
     Args:
         solver: how a site refines its factor.
         schedule: who works next; synchronous rounds if not given.
-        damping: the share of a proposed change that is taken: a number, "1/M", "auto" or a rule.
+        damping: the share of a proposed change that is taken: a number, "1/M", "auto", "secants" or a rule.
         engine: what carries tasks to sites; this process, if not given.
         expectation: how E_q[log p] is computed.
         hyper: learn hyperparameters by maximum likelihood.
@@ -105,7 +105,11 @@ class Settings:
         prior = prior_of(model, model.hyper)
         expectation = choose(model, prior, self.expectation)
         schedule = Synchronous() if self.schedule is None else self.schedule
-        solver = choose_solver(expectation, self.solver, once=schedule.once)
+        solver, start = self._choose_solver(expectation, schedule), model.start
+        damping = choose_damping(expectation, solver, self.damping)
+        if isinstance(damping, Secants):
+            self._check_exact(expectation, solver, schedule)
+            start = damping.start(prior)
         if schedule.holds > 1 and not solver.anchored:
             raise InputError(
                 f"schedule: hold is for double loops: {type(solver).__name__} has none, use MomentMatching"
@@ -113,15 +117,35 @@ class Settings:
         return Chosen(
             solver=solver,
             schedule=schedule,
-            damping=choose_damping(expectation, solver, self.damping),
+            damping=damping,
             expectation=expectation,
             hyper=self.hyper,
-            start=model.start if self.start is None else check_like(prior, start=self.start),
+            start=start if self.start is None else check_like(prior, start=self.start),
             custody=self.custody,
             limits=Limits() if self.limits is None else self.limits,
             rules=tuple(self.rules),
             seed=self.seed,
         )
+
+    def _choose_solver(self, expectation: Expectation, schedule: Schedule) -> Solver:
+        if self.solver is None and (self.damping == "secants" or isinstance(self.damping, Secants)):
+            return Message()
+        return choose_solver(expectation, self.solver, once=schedule.once)
+
+    def _check_exact(self, expectation: Expectation, solver: Solver, schedule: Schedule) -> None:
+        """Refuse secants where there would be nothing to learn them from."""
+        problems = {
+            "solver: it has to send messages: leave it open": not solver.sends_message(expectation),
+            "expectation: it draws at random, and secants would be of noise": expectation.stochastic
+            or solver.stochastic,
+            "schedule: every site is asked only once": schedule.once,
+            "hyper: free energies under different hyperparameters cannot be compared": self.hyper is not None,
+            "custody: sites share one factor": self.custody == "shared",
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                name, reason = problem.split(": ", 1)
+                raise InputError(f"{name}: {reason}, which damping by secants cannot do with")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ class SharedLedger(Ledger):
     def _no_factors(self) -> Family:
         return self.prior.flat(0)
 
+    def holds_nothing_of(self, site: int) -> bool:
+        """Never known: what one site has said cannot be told from what the others have."""
+        return False
+
     def factors(self) -> tuple[Family, ...]:
         """The same one for every site."""
         return (self.factor(0),) * self.sites
@@ -48,10 +52,20 @@ class SharedLedger(Ledger):
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         return self.share([site], change, change)
 
-    def _take(self, sites: Sequence[int], changes: Family, share: float, allowed: Callable[[Family], bool]) -> float:
-        share, self.posterior, _ = self._verify(sites, changes, share, allowed)
+    def _take(
+        self,
+        sites: Sequence[int],
+        changes: Family,
+        share: float,
+        allowed: Callable[[Family], bool],
+        rest: Family | None = None,
+    ) -> float:
+        share, self.posterior, _ = self._verify(sites, changes, share, allowed, rest)
         self._floor = self.floor_with(self.posterior.cone())
         return share
+
+    def _share_out(self, rest: Family | None, share: float) -> None:
+        """Nothing, either."""
 
     def _store(self, sites: Sequence[int], factors: Family) -> None:
         """Nothing: the posterior says it all."""

@@ -72,6 +72,9 @@ class Journal:
             self._payloads = open_private(self.folder / "payloads")
             opened.callback(os.close, self._payloads)
             self._check(description)
+            if resume:
+                # Whoever follows a run that goes on must not take its earlier end for the end.
+                self.finish(0)
             self._check_mark()
             self._end = self._check_payloads()
             sync_folder(self.folder)
@@ -236,7 +239,10 @@ class Journal:
         self._write_soon("INSERT INTO history VALUES (?, ?)", fold, text)
 
     def finish(self, fold: int) -> None:
-        """The run has come to its end, with this fold; whoever follows it need not guess from numbers of updates."""
+        """The run has come to its end, with this fold; whoever follows it need not guess from numbers of updates.
+
+        Zero says that it has not.
+        """
         self._write_soon("INSERT OR REPLACE INTO meta VALUES (?, ?)", FINISHED, str(fold))
 
     def _write_soon(self, query: str, *values: Any) -> None:

@@ -163,6 +163,8 @@ class Worker:
         job = self.job
         values: dict[int, float] = {}
         with precision(job.model.dtype):
+            # Sites that nobody asks for are evaluated with the others, in the same call.
+            flat = posterior.flat()
             for shape, group in self._groups.items():
                 for sites in self._parts(shape, group):
                     found = _evaluate_sites(
@@ -170,7 +172,7 @@ class Worker:
                         job.solver,
                         job.expectation,
                         posterior,
-                        None if factors is None else Family.stack([factors[site] for site in sites]),
+                        None if factors is None else Family.stack([factors.get(site, flat) for site in sites]),
                         _array_hyper(hyper, job.model),
                         np.asarray(job.seed, np.uint32),
                         self._stack_sites(shape, sites),

@@ -5,6 +5,7 @@ from partita.solvers.bayesian_gradient import BayesianGradient
 from partita.solvers.conjugate import ConjugateGradient
 from partita.solvers.fixed_point import FixedPoint
 from partita.solvers.gradient import Gradient, natural_means
+from partita.solvers.message import Message
 from partita.solvers.moment_matching import MomentMatching
 from partita.solvers.natural_gradient import NaturalGradient
 
@@ -12,6 +13,7 @@ REGISTRY: dict[str, type[Solver]] = {
     "fixed-point": FixedPoint,
     "gradient": Gradient,
     "natural-gradient": NaturalGradient,
+    "message": Message,
     "moment-matching": MomentMatching,
     "conjugate-gradient": ConjugateGradient,
     "bayesian-gradient": BayesianGradient,
@@ -23,6 +25,7 @@ __all__ = [
     "ConjugateGradient",
     "FixedPoint",
     "Gradient",
+    "Message",
     "MomentMatching",
     "NaturalGradient",
     "Outcome",

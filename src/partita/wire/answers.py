@@ -37,22 +37,34 @@ class AnswerChecks:
 
     def check(self, asked: Mapping[int, Question], answers: Any) -> dict[int, Any]:
         """The answers, if every one of them belongs to its question; those who are away may be missing."""
+        for error in self._find_unusable(asked, answers).values():
+            raise error
+        return dict(answers)
+
+    def split(self, asked: Mapping[int, Question], answers: Any) -> tuple[dict[int, Any], dict[int, EngineError]]:
+        """The answers that belong to their questions; and for every site whose answer does not, why."""
+        unusable = self._find_unusable(asked, answers)
+        return {site: answer for site, answer in answers.items() if site not in unusable}, unusable
+
+    def _find_unusable(self, asked: Mapping[int, Question], answers: Any) -> dict[int, EngineError]:
         if not isinstance(answers, Mapping):
             raise EngineError(f"the engine gave {type(answers).__name__} where answers by site were expected")
         strangers = [site for site in answers if site not in asked]
         if strangers:
             raise EngineError(f"the engine gave an answer of {strangers[0]!r}, who was not asked")
+        unusable = {}
         for site, answer in answers.items():
             try:
                 self._check_one(site, asked[site], answer)
             except Exception as error:
                 # Fields may be anything, with errors of any kind.
                 words = str(error) if isinstance(error, ValueError) else reason(error)
-                raise EngineError(
+                unusable[site] = EngineError(
                     f"{self.names.of(site)}: its answer to the question {asked[site].name!r} cannot be used: {words}; "
                     f"{ADVICE}"
-                ) from error
-        return dict(answers)
+                )
+                unusable[site].__cause__ = error
+        return unusable
 
     def _check_one(self, site: int, question: Question, answer: Answer) -> None:
         kind = ANSWERS[type(question)]

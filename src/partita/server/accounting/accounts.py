@@ -135,7 +135,7 @@ class Accounts:
         if at_start:
             return Received(work, doubted, complete)
         now = self._place(ledger.posterior, hyper)
-        estimate = self.evidence.estimate(now, self._gain(now.mean), complete, learnt, ledger.retired)
+        estimate = self.evidence.estimate(now, self._gain(now.mean), complete, learnt)
         return Received(work, doubted, complete, estimate)
 
     def move(self, before: Family) -> float:
@@ -153,6 +153,12 @@ class Accounts:
     def distrust(self, site: int) -> None:
         """Nothing that a site proposed is followed any more: its factor stands for its gradient."""
         self.evidence.distrust(site, self.ledger.factor(site))
+
+    def bar(self, site: int) -> None:
+        """A site is not asked again: it is not followed, nor counted, if the posterior holds nothing of its data."""
+        self.distrust(site)
+        if self.ledger.holds_nothing_of(site):
+            self.evidence.uncounted.add(site)
 
     def _place(self, density: Family, hyper: Hyper, astray: float = 0.0) -> Place:
         """Where tasks begin, so many nats away from the posterior."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,6 +63,8 @@ class Evidence:
     # Sites that have reported since the last time that all had; and sites whose report was no number.
     fresh: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
+    # Sites whose data do not count, because the posterior holds nothing of them and they are not asked again.
+    uncounted: set[int] = field(default_factory=set)
     # The product of the messages of some sites, kept so that a fold costs the size of one.
     product: Any = None
     within: set[int] = field(default_factory=set)
@@ -156,11 +158,23 @@ class Evidence:
 
     def retire(self, site: int) -> None:
         """A site's factor has been divided out: its data count no more."""
+        self._forget(site)
+        self.uncounted.add(site)
+
+    def readmit(self, site: int) -> None:
+        """A site may be asked again, and begins anew: what it reports next is believed at first, and counts."""
+        self.credibility.forgive(site)
+        if site in self.uncounted:
+            self.uncounted.remove(site)
+            self._forget(site)
+            self.shaken = True
+
+    def _forget(self, site: int) -> None:
         self._take_out(site)
         for known in (self.reports, self.credibility.believed, self.left_out, self.offsets):
             known.pop(site, None)
 
-    def estimate(self, now: Place, gain: float, complete: bool, learnt: float, retired: Collection[int]) -> Estimate:
+    def estimate(self, now: Place, gain: float, complete: bool, learnt: float) -> Estimate:
         """The free energy at a place where the posterior is: what is expected of all data, less what was gained.
 
         Args:
@@ -168,32 +182,33 @@ class Evidence:
             gain: KL(posterior ‖ prior).
             complete: whether every site has reported again, so that rules may compare what comes out.
             learnt: by how many nats the last step of hyperparameters is expected to have changed it.
-            retired: sites whose data do not count.
         """
         comparable = None
         if complete and self.reports:
             error = math.inf if self.shaken else self._likely_error(now) + learnt
+            # Sites that do not count any more stay in what is compared, as constants, so that it does not jump.
             comparable = FreeEnergy(self._comparable(now) - gain, error, self.shortfalls)
             self.shaken, self.shortfalls = False, {}
-        if len(self.reports) + len(retired) != self.sites:
+        counted = {site: report for site, report in self.reports.items() if site not in self.uncounted}
+        if len(counted) + len(self.uncounted) != self.sites:
             return Estimate(comparable)
-        value = self._sum(now, {site: -offset for site, offset in self.offsets.items()})
-        return Estimate(comparable, value - gain, self._error_bound(now))
+        value = self._sum(now, counted, {site: -offset for site, offset in self.offsets.items()})
+        return Estimate(comparable, value - gain, self._error_bound(now, counted))
 
-    def _sum(self, now: Place, left_out: Mapping[int, float]) -> float:
+    def _sum(self, now: Place, reports: Mapping[int, Report], left_out: Mapping[int, float]) -> float:
         """Σ_m E_q[log p(y_m | θ)] of those who have reported, without some constants."""
         # Values that are of this very place are exact, and so is their sum.
-        moved = [site for site, report in self.reports.items() if report.place.density is not now.density]
+        moved = [site for site, report in reports.items() if report.place.density is not now.density]
         for site in moved:
             if site not in self.within:
                 own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.reports[site].message)
                 self.product = own if not self.within else jax.tree.map(np.add, self.product, own)
                 self.within.add(site)
-        values = [report.value - left_out.get(site, 0.0) for site, report in self.reports.items()]
-        ways = [report.carried(now.hyper) for report in self.reports.values()]
+        values = [report.value - left_out.get(site, 0.0) for site, report in reports.items()]
+        ways = [report.carried(now.hyper) for report in reports.values()]
         if moved:
             ways.append(inner_on_host(self.product, now.mean))
-            ways += [-self.reports[site].expected for site in moved]
+            ways += [-reports[site].expected for site in moved]
         return _add_up(values + ways)
 
     def _comparable(self, now: Place) -> float:
@@ -209,7 +224,7 @@ class Evidence:
         for site, report in self.reports.items():
             if site not in self.left_out:
                 self.left_out[site] = 0.0 if first else report.at(now)
-        return self._sum(now, self.left_out)
+        return self._sum(now, self.reports, self.left_out)
 
     def _set_offsets(self) -> None:
         """Keep apart what is out of all proportion to the others' values: beside it no sum would show what they do."""
@@ -221,14 +236,14 @@ class Evidence:
                 self.reports[site] = replace(report, value=known)
                 self.credibility.shift(site, self.offsets[site])
 
-    def _error_bound(self, now: Place) -> float:
+    def _error_bound(self, now: Place, reports: Mapping[int, Report]) -> float:
         """How far what is expected of all data may be off.
 
         It goes by what the first order left out lately: quadratic in the length of a longer way, and no less than
         linear in that of a shorter one, because after a leap the error has stopped to grow as it did.
         """
         errors = []
-        for site, report in self.reports.items():
+        for site, report in reports.items():
             if report.place.density is not now.density:
                 distance = report.distance(now)
                 ratios = [(found, distance / far) for found, far in self.measured.get(site, ())]

@@ -4,6 +4,7 @@ from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleSt
 from partita.server.rules.damping import Auto, Fixed, as_damping
 from partita.server.rules.limits import Limits as Limits
 from partita.server.rules.optimiser import Optimiser
+from partita.server.rules.secants import Secants
 
 __all__ = [
     "Auto",
@@ -14,6 +15,7 @@ __all__ = [
     "Remark",
     "Rule",
     "RuleState",
+    "Secants",
     "Setup",
     "as_damping",
 ]

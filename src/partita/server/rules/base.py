@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from partita.errors import InputError
 from partita.families import Family
 from partita.wire.tasks import Update
 
@@ -50,11 +51,16 @@ class Proposal:
         sites: who proposes.
         changes: how their factors are to change, stacked with one row per site.
         factors: their factors as they are, stacked in the same way.
+        asked: their factors as they were when they were asked, to which changes are relative; None, if they are as they
+            were.
         prior: the prior.
         posterior: the posterior as it is.
         staleness: how many updates the posterior has taken since the oldest of these refinements began.
         start: where they began, if that was not a posterior.
         begun: for every site, the density where its refinement began.
+        values: for every site, E_q[log p(y_m | θ)] there, as it reports.
+        rest: a change that all factors of the ledger share alike, beside those of these sites. It may move locations,
+            and leaves whatever has to be positive as it is.
         wanted: the share of the changes that damping asks for; zero, if it takes an earlier step back instead.
         shares: for every site, how much the latest rule has left of its change; None, if all of everybody's.
         common: the share of all changes together that is to be taken in the end.
@@ -68,6 +74,9 @@ class Proposal:
     staleness: int = 0
     start: Family | None = None
     begun: Mapping[int, Family] = field(default_factory=dict)
+    values: Mapping[int, float] = field(default_factory=dict)
+    asked: Family | None = None
+    rest: Family | None = None
     wanted: float = 1.0
     shares: np.ndarray | None = None
     common: float = 1.0
@@ -106,6 +115,10 @@ class FreeEnergy:
 class RuleState:
     """A rule in one run. This one leaves everything as it is; a rule overrides what it needs."""
 
+    def overrides(self, method: str) -> bool:
+        """Whether this rule has a method of its own in place of the one here, which does nothing."""
+        return getattr(type(self), method) is not getattr(RuleState, method)
+
     def admit(self, update: Update, version: int) -> None:
         """Refuse an update with an `UpdateRefused`, before it is written down; `version` is the posterior's."""
 
@@ -128,8 +141,22 @@ class RuleState:
         """Whether a site is held back now, so that it does not make up for earlier strikes."""
         return False
 
+    def forget(self, site: int) -> None:
+        """A site is divided out of the posterior: nothing that it said counts any more."""
+
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""
+
+
+def begin(rule: "Rule", setup: Setup) -> RuleState:
+    """The state of a rule in a run, which has to have every method that a run calls."""
+    state = rule.init(setup)
+    if not isinstance(state, RuleState):
+        raise InputError(
+            f"rules: {type(rule).__name__}.init: expected a state, got {type(state).__name__}: let its class inherit "
+            "from pt.rules.RuleState"
+        )
+    return state
 
 
 class Rule(Protocol):

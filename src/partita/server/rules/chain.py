@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from partita.families import Family
-from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
+from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup, begin
 from partita.server.rules.strikes import Strikes
 from partita.wire.messages import Notice
 from partita.wire.tasks import Update
@@ -45,15 +45,11 @@ class Chain:
 
     @classmethod
     def of(cls, rules: Sequence[Rule], setup: Setup, strikes: Strikes) -> "Chain":
-        return cls([rule.init(setup) for rule in rules], strikes)
+        return cls([begin(rule, setup) for rule in rules], strikes)
 
     def _having(self, *hooks: str) -> list[RuleState]:
         """The rules that have a method of their own for one of these."""
-
-        def has(state: RuleState, hook: str) -> bool:
-            return getattr(type(state), hook) is not getattr(RuleState, hook)
-
-        return [state for state in self.states if any(has(state, hook) for hook in hooks)]
+        return [state for state in self.states if any(map(state.overrides, hooks))]
 
     def admit(self, update: Update, version: int) -> None:
         """Let every rule refuse an update before it is written down."""
@@ -89,6 +85,10 @@ class Chain:
         remarks = [*doubts, *(remark for own in reversed(said) for remark in own)]
         held = [site for site in self._sites if any(state.holds(site) for state in self._holding)]
         return AfterFold(taken, *self.strikes.judge(self._sites, remarks, held))
+
+    def forget(self, site: int) -> None:
+        for state in self.states:
+            state.forget(site)
 
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""

@@ -15,6 +15,7 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.checks import check_share, is_number
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
+from partita.server.rules.secants import Secants
 
 # Falls of fewer nats say nothing: quadrature makes values and gradients disagree by as much near a fixed point.
 NEGLIGIBLE = 1e-6
@@ -237,7 +238,7 @@ class AutoDamper(Damper):
 
 
 def as_damping(value: Any) -> Rule:
-    """A damping rule from a number, "1/M", "auto", or such a rule."""
+    """A damping rule from a number, "1/M", "auto", "secants", or such a rule."""
     if callable(getattr(value, "init", None)):
         rule: Rule = value
         return rule
@@ -245,6 +246,8 @@ def as_damping(value: Any) -> Rule:
         return Auto()
     if value == "1/M":
         return Fixed(None)
+    if value == "secants":
+        return Secants()
     if is_number(value):
         return Fixed(float(value))
-    raise InputError(f'damping: expected a number in (0, 1], "1/M" or "auto", got {value!r}')
+    raise InputError(f'damping: expected a number in (0, 1], "1/M", "auto" or "secants", got {value!r}')

@@ -10,7 +10,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.runtime import same_structure
-from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
+from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup, begin
 from partita.wire.tasks import Update
 
 
@@ -21,7 +21,7 @@ class OwnRule:
     rule: Rule
 
     def init(self, setup: Setup) -> "OwnState":
-        return OwnState(self.rule.init(setup), f"rules: {type(self.rule).__name__}", setup.sites)
+        return OwnState(begin(self.rule, setup), f"rules: {type(self.rule).__name__}", setup.sites)
 
 
 @dataclass
@@ -29,6 +29,9 @@ class OwnState(RuleState):
     state: RuleState
     name: str
     sites: int
+
+    def overrides(self, method: str) -> bool:
+        return self.state.overrides(method)
 
     def admit(self, update: Update, version: int) -> None:
         self.state.admit(update, version)
@@ -85,6 +88,9 @@ class OwnState(RuleState):
 
     def holds(self, site: int) -> bool:
         return self.state.holds(site)
+
+    def forget(self, site: int) -> None:
+        self.state.forget(site)
 
     def forgive(self, site: int) -> None:
         self.state.forgive(site)

@@ -1,0 +1,178 @@
+"""Models with learnt curvature, against dense algebra and SciPy's optimum of the same bound."""
+
+import numpy as np
+import pytest
+from numpy.polynomial.hermite_e import hermegauss
+from scipy.optimize import minimize
+
+import partita as pt
+from partita.errors import InputError, MissingCapability
+from partita.families import MeanField
+from partita.server.ledger import Ledger
+from partita.server.rules.quadratics import Model, highest
+from partita.wire.tasks import Update
+
+FEATURES = 6
+NODES, WEIGHTS = hermegauss(40)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+
+
+def correlated(seed=0, rows=300):
+    """Features that are nearly sums of each other, which a diagonal curvature knows nothing of."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(rows, 2)) @ rng.normal(size=(2, FEATURES)) + 0.2 * rng.normal(size=(rows, FEATURES))
+    y = (rng.uniform(size=rows) < 1 / (1 + np.exp(-X @ rng.normal(size=FEATURES)))).astype(float)
+    return X, y
+
+
+def bound(X, y, free):
+    """The negative free energy of a mean-field logistic regression, and its gradient, without Partita."""
+    X = np.column_stack([X, np.ones(len(X))])
+    prior = np.array([1.0] * FEATURES + [0.01])
+    m, r = np.split(free, 2)
+    v = np.exp(-r)
+    mean, deviation = X @ m, np.sqrt(X**2 @ v)
+    f = mean[:, None] + deviation[:, None] * NODES
+    sign = 2 * y[:, None] - 1
+    values = -np.logaddexp(0, -sign * f) @ WEIGHTS
+    p = 1 / (1 + np.exp(-f))
+    slopes, curvatures = (y[:, None] - p) @ WEIGHTS, (p * (1 - p)) @ WEIGHTS
+    kl = 0.5 * np.sum(prior * v + prior * m**2 - 1 + r - np.log(prior))
+    by_v = -0.5 * (X**2).T @ curvatures - 0.5 * (prior - np.exp(r))
+    return kl - values.sum(), -np.concatenate([X.T @ slopes - prior * m, -v * by_v])
+
+
+@pytest.fixture(scope="module")
+def best():
+    X, y = correlated()
+    found = minimize(lambda free: bound(X, y, free), np.zeros(2 * FEATURES + 2), jac=True, options={"gtol": 1e-8})
+    return -found.fun
+
+
+@pytest.fixture(scope="module")
+def by_label():
+    return pt.datasets.split(correlated(), sites=4, how="by-label")
+
+
+def fit(shards, schedule, **settings):
+    model = pt.models.LogisticRegression(features=FEATURES, posterior="mean-field")
+    return pt.fit(model, shards, schedule=schedule, damping="secants", **settings)
+
+
+SCHEDULES = {
+    "synchronous": pt.schedules.Synchronous(rounds=20),
+    "sequential": pt.schedules.Sequential(passes=20),
+    "random": pt.schedules.RandomOrder(passes=25),
+    "asynchronous": pt.schedules.Asynchronous(updates=120),
+}
+
+
+@pytest.fixture(scope="module", params=SCHEDULES)
+def result(request, by_label):
+    return fit(by_label, SCHEDULES[request.param])
+
+
+def test_every_schedule_reaches_the_optimum(result, best):
+    assert result.log_evidence == pytest.approx(best, abs=0.01)
+
+
+def test_today_s_damping_is_further_away_after_as_many_rounds(by_label, best):
+    model = pt.models.LogisticRegression(features=FEATURES, posterior="mean-field")
+    other = pt.fit(model, by_label, schedule=SCHEDULES["synchronous"])
+    assert best - other.log_evidence > 0.1
+
+
+def test_factors_are_what_sites_say_in_the_end(result, by_label):
+    """Whoever is divided out takes along what its own data say, whatever the schedule was."""
+    rounds = fit(by_label, pt.schedules.Synchronous(rounds=60))
+    for mine, other in zip(result.factors, rounds.factors, strict=True):
+        assert np.allclose(mine.precision, other.precision, rtol=0.02, atol=1e-3 * np.max(rounds.posterior.precision))
+        gap = mine.precision_times_location - other.precision_times_location
+        assert np.max(np.abs(gap) / np.sqrt(rounds.posterior.precision)) < 0.05
+
+
+def test_free_energies_rise_but_for_steps_that_are_taken_back(by_label):
+    history = fit(by_label, SCHEDULES["synchronous"]).history
+    kept = [row["free_energy"] for row in history if row["free_energy"] is not None]
+    highest_yet = np.maximum.accumulate(kept)
+    falls = np.flatnonzero(np.array(kept[1:]) < highest_yet[:-1] - 1e-5)
+    assert all(history[-len(kept) + 1 + place]["taken_back"] for place in falls)
+
+
+def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(by_label, tmp_path):
+    whole = fit(by_label, pt.schedules.Asynchronous(updates=60))
+    fit(by_label, pt.schedules.Asynchronous(updates=30), run_dir=tmp_path / "run")
+    rest = fit(by_label, pt.schedules.Asynchronous(updates=60), run_dir=tmp_path / "run", resume=True)
+    assert np.array_equal(rest.posterior.precision_times_location, whole.posterior.precision_times_location)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_models_curve_as_bfgs_updates_say(scaled):
+    rng = np.random.default_rng(1)
+    A = rng.normal(size=(5, 5))
+    H = A @ A.T + np.eye(5)
+    place, curvature = np.zeros(5), rng.uniform(1, 2, 5)
+    model = Model(3, place, 0.0, np.zeros(5), curvature, scaled=scaled)
+    for _ in range(4):
+        place = place + rng.normal(size=5)
+        model = model.moved(place, 0.0, -H @ place, curvature)
+    dense = np.diag(model.diagonal)
+    for s, y in zip(model.ways, model.falls, strict=True):
+        dense = dense - np.outer(dense @ s, dense @ s) / (s @ dense @ s) + np.outer(y, y) / (s @ y)
+    way = rng.normal(size=5)
+    assert len(model.ways) == 3
+    assert np.allclose(model.curved(way), dense @ way)
+    assert np.allclose(model.curved(model.ways[-1]), model.falls[-1])
+
+
+def test_models_together_are_highest_where_dense_algebra_says():
+    rng = np.random.default_rng(2)
+    H = [np.diag(rng.uniform(1, 2, 4)) + 0.3 for _ in range(3)]
+    models, dense = [], []
+    for curvature in H:
+        model = Model(5, np.zeros(4), 0.0, rng.normal(size=4), np.diag(curvature))
+        for _ in range(3):
+            way = rng.normal(size=4)
+            model = model.moved(model.place + way, 0.0, model.slope - curvature @ way, np.diag(curvature))
+        models.append(model)
+        dense.append(np.stack([model.curved(unit) for unit in np.eye(4)]))
+    here, slope, own = rng.normal(size=4), rng.normal(size=4), rng.uniform(1, 2, 4)
+    right = slope + sum(m.slope - B @ (here - m.place) for m, B in zip(models, dense, strict=True))
+    expected = np.linalg.solve(np.diag(own) + sum(dense), right)
+    assert np.allclose(highest(models, here, slope, own), expected)
+
+
+def test_what_all_factors_share_is_divided_out_with_a_site():
+    prior = MeanField.from_moments(np.zeros(2), np.ones(2))
+    ledger = Ledger(prior, 3)
+    change = MeanField(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
+    rest = MeanField(np.array([3.0, -3.0]), np.zeros(2))
+    ledger.dispatch([1], {})
+    changes = ledger.check([Update(1, 0, change, 0.0)])
+    assert ledger.take([1], changes, 1.0, rest=rest) == 1.0
+    assert np.allclose(ledger.factor(0).precision_times_location, [1.0, -1.0])
+    assert np.allclose(ledger.factor(1).precision_times_location, [2.0, 1.0])
+    assert np.allclose(ledger.posterior.precision_times_location, [4.0, -1.0])
+    cavity = ledger.cavity(1)
+    ledger.retire(1)
+    assert np.allclose(ledger.posterior.precision_times_location, cavity.precision_times_location)
+    assert np.allclose(ledger.recomputed_posterior().precision_times_location, [2.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"solver": pt.solvers.FixedPoint(steps=5)},
+        {"schedule": pt.schedules.OnePass()},
+        {"hyper": pt.LearnHyper()},
+        {"custody": "shared"},
+    ],
+)
+def test_where_there_is_nothing_to_learn_secants_from_they_are_refused(by_label, settings):
+    with pytest.raises(InputError, match="secants"):
+        fit(by_label, settings.pop("schedule", SCHEDULES["synchronous"]), **settings)
+
+
+def test_other_families_say_what_they_lack(by_label):
+    with pytest.raises(MissingCapability, match="mean-field"):
+        pt.fit(pt.models.LogisticRegression(features=FEATURES), by_label, damping="secants")
