@@ -9,7 +9,7 @@ import partita as pt
 from partita.errors import InputError, MissingCapability
 from partita.families import MeanField
 from partita.server.ledger import Ledger
-from partita.server.rules.secants import Model, highest
+from partita.server.rules.quadratics import Model, highest
 from partita.wire.tasks import Update
 
 FEATURES = 6

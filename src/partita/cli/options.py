@@ -31,3 +31,15 @@ def listen(json: bool, quiet: bool, look: Any) -> Callable[[str, dict[str, Any]]
         JsonLines(sys.stdout, labels) if json else Progress(name, quiet=quiet, patient=True),
         look,
     )
+
+
+def show_end(json: bool, summary: dict[str, Any], title: str, rows: list[dict[str, Any]], curves: str) -> None:
+    """Print a summary as JSON; or, for people, a table, and where the curves are."""
+    from partita.foundation.plain import to_json
+    from partita.report.terminal import print_table
+
+    if json:
+        typer.echo(to_json({"event": "summary", **summary}))
+    else:
+        print_table(title, rows)
+        typer.echo(f"curves: {curves}")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from partita.cli.interrupt import suppress_interrupt
-from partita.cli.options import Json, Quiet, RunFolder, RunOrFile, keep_programs, listen
+from partita.cli.options import Json, Quiet, RunFolder, RunOrFile, keep_programs, listen, show_end
 
 run_commands = typer.Typer()
 
@@ -24,9 +24,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """Fit digits spread over ten sites, six ways, and write report.html."""
-    from partita.foundation.plain import to_json
     from partita.report import write_report
-    from partita.report.terminal import print_table
     from partita.studies.demo import build_report, run_demo
 
     keep_programs()
@@ -34,11 +32,7 @@ def demo(
         outcomes, digits = run_demo(seed, listen(json, quiet, look))
     page = write_report(out / "report.html", build_report(outcomes, digits))
     rows = [outcome.row for outcome in outcomes]
-    if json:
-        typer.echo(to_json({"event": "summary", "rows": rows, "report": str(page)}))
-    else:
-        print_table("Digits over ten sites: test set of 359", rows)
-        typer.echo(f"curves: {page}")
+    show_end(json, {"rows": rows, "report": str(page)}, "Digits over ten sites: test set of 359", rows, str(page))
 
 
 @run_commands.command()
@@ -92,16 +86,10 @@ def report(place: RunOrFile, json: Json = False) -> None:
 
 def show_report(folder: Path, json: bool) -> None:
     """Write the page of one run, and print its summary."""
-    from partita.foundation.plain import to_json
     from partita.launch import write_run_report
-    from partita.report.terminal import print_table
 
     words, row, page = write_run_report(folder)
-    if json:
-        typer.echo(to_json({"event": "summary", **row, "report": str(page)}))
-    else:
-        print_table(words, [row])
-        typer.echo(f"curves: {page}")
+    show_end(json, {**row, "report": str(page)}, words, [row], str(page))
 
 
 @run_commands.command()

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from partita.cli.interrupt import suppress_interrupt
-from partita.cli.options import Json, Quiet, keep_programs
+from partita.cli.options import Json, Quiet, keep_programs, show_end
 from partita.studies.registry import STUDIES, Study, describe_studies
 
 Out = Annotated[Path, typer.Option(help="Folder for results; what is finished there is not run again.")]
@@ -74,8 +74,6 @@ def build_command(study: Study) -> Any:
 
 def reproduce(experiment: Any, out: Path, json: bool, quiet: bool) -> None:
     """Run an experiment with a progress bar or JSON lines, then write its tables and pages."""
-    from partita.foundation.plain import to_json
-    from partita.report.terminal import print_table
     from partita.studies.pages import write_pages
     from partita.studies.progress import Bar, Lines
     from partita.studies.runner import run_study
@@ -87,11 +85,7 @@ def reproduce(experiment: Any, out: Path, json: bool, quiet: bool) -> None:
     with suppress_interrupt("finished runs are kept. Go on with the same command"):
         rows = run_study(experiment.cells, out, experiment.speed, watch)
     table, pages = write_pages(experiment, rows, out)
-    if json:
-        typer.echo(to_json({"event": "summary", "rows": table, "pages": pages}))
-    else:
-        print_table(experiment.presentation.title, table)
-        typer.echo(f"curves: {', '.join(pages)}")
+    show_end(json, {"rows": table, "pages": pages}, experiment.presentation.title, table, ", ".join(pages))
 
 
 paper_studies = typer.Typer(help="The paper's experiments, with its plots.", cls=Experiments, no_args_is_help=True)

@@ -21,7 +21,7 @@ class Coefficients(Estimator):
     _units: Units
 
     def _coefficients(self) -> Marginals:
-        """Of the coefficients and the intercept, one output after the other."""
+        """What is believed of the coefficients and the intercept, one output after the other."""
         check_is_fitted(self, "result_")
         model = self.result_.model
         try:

@@ -24,7 +24,7 @@ LINEAR_SLACK, NETWORK_SLACK = 1.1, 2.0
 
 
 class Units(NamedTuple):
-    """Of all columns of inputs, and of the target."""
+    """The means and scales of all columns of inputs, and of the target."""
 
     inputs: Affine
     target: Affine

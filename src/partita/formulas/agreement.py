@@ -13,7 +13,7 @@ from partita.designs.design import Counts, Design, Reading, target_name
 from partita.designs.language import Parsed, parse
 from partita.errors import InputError
 from partita.formulas.silos import Connection
-from partita.foundation.moments import Moments, deviation_or_size
+from partita.foundation.moments import Moments, deviation_or_size, join_moments
 from partita.wire.questions import Levels, LevelsAnswer, MomentsAnswer, Products, Rows, RowsAnswer
 from partita.wire.questions import Moments as AskMoments
 
@@ -116,11 +116,8 @@ def _agree_on_units(
 
 def _merge_moments(answers: Sequence[MomentsAnswer]) -> tuple[Moments, Moments]:
     """Moments of the columns and of the target, over the rows of all sites."""
-    inputs, target = Moments(), Moments()
-    for answer in answers:
-        inputs = inputs.with_others(Moments(answer.count, answer.mean, answer.total))
-        target = target.with_others(Moments(answer.count, answer.target_mean, answer.target_total))
-    return inputs, target
+    inputs = join_moments(Moments(answer.count, answer.mean, answer.total) for answer in answers)
+    return inputs, join_moments(Moments(answer.count, answer.target_mean, answer.target_total) for answer in answers)
 
 
 def _advise(parsed: Parsed, columns: Mapping[str, Column], rows: int) -> list[str]:

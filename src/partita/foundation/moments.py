@@ -107,5 +107,5 @@ class Moments:
 
 
 def join_moments(each: Iterable[Moments]) -> Moments:
-    """Of the rows of all places."""
+    """The moments of the rows of all places together."""
     return reduce(lambda so_far, own: so_far.with_others(own), each, Moments())

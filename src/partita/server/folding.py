@@ -35,9 +35,10 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
     changes, factors = ledger.propose(updates)
     begun = {site: run.flights[site].begin.density for site in sites}
     staleness = max(one.staleness for one in received.work)
-    asked = Family.stack([run.flights[site].task.factor for site in sites])
     values = {update.site: update.expected_log_prob for update in updates}
-    proposed = Proposal(sites, changes, factors, ledger.prior, before, staleness, start, begun, values, asked)
+    proposed = Proposal(
+        sites, changes, factors, ledger.prior, before, staleness, start, begun, values, ledger.asked(sites)
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         left = run.rules.apply(proposed)
     taken = ledger.take(sites, left.changes, left.common, partial(run.rules.allows, before), left.rest)

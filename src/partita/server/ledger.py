@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from partita.errors import ImproperDensity, InputError, MalformedUpdate, NotOutstanding
+from partita.errors import ImproperDensity, InputError, NotOutstanding
 from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
@@ -24,14 +24,11 @@ from partita.families.cone import (
     shift_cone,
     subtract_floor,
 )
-from partita.foundation.runtime import same_structure
 from partita.models import Hyper
+from partita.server.checking import check_structure, check_values
 from partita.server.flights import Flight, Flights
 from partita.server.room import find_unburied_shares, fit_changes
 from partita.wire.tasks import Task, Update
-
-# Matrices have to be symmetric up to this, relative to their largest number.
-SYMMETRIC = 1e-6
 
 
 def unchanged(changes: Family, factors: Family) -> Family:
@@ -158,15 +155,19 @@ class Ledger:
             flight = self.flights.get(update.site)
             if flight is None or flight.task.version != update.version:
                 raise NotOutstanding(update.site, f"no task of version {update.version} is outstanding")
-            self._check_structure(update)
+            check_structure(update, self.prior)
         changes = Family.stack([update.change for update in updates])
         if values:
-            self._check_values([update.site for update in updates], changes)
+            check_values([update.site for update in updates], changes, self._floor)
         return changes
 
     def propose(self, updates: Sequence[Update]) -> tuple[Family, Family]:
         """The changes that updates propose, whose values have been looked at before, and the factors; both stacked."""
         return self.check(updates, values=False), self.factors_of([update.site for update in updates])
+
+    def asked(self, sites: Sequence[int]) -> Family | None:
+        """Stacked factors as they were when sites were asked; None, where no factor has changed while it was away."""
+        return None if self._shared is None else Family.stack([self.flights[site].task.factor for site in sites])
 
     def takes(self, site: int, change: Family, least: float) -> bool:
         """Whether the posterior stays proper with that share of a site's change, and what others know is not buried."""
@@ -347,30 +348,6 @@ class Ledger:
         if rest is not None:
             self._shared = rest**share if self._shared is None else self._shared * rest**share
 
-    def _check_structure(self, update: Update) -> None:
-        """Refuse a change that is of another family, shape or dtype than the prior."""
-        like, change = self.prior, update.change
-        if type(change) is not type(like) or not same_structure(change, like):
-            raise MalformedUpdate(update.site, f"expected a change of family {type(like).__name__}")
-        for i, (a, b) in enumerate(zip(jax.tree.leaves(like), jax.tree.leaves(change), strict=True)):
-            kind = getattr(b, "dtype", type(b).__name__)
-            if np.shape(a) != np.shape(b) or a.dtype != kind:
-                problem = f"expected {a.dtype} of shape {np.shape(a)}, got {kind} of shape {np.shape(b)}"
-                raise MalformedUpdate(update.site, f"change{_name(like, i)}: {problem}")
-
-    def _check_values(self, sites: Sequence[int], changes: Family) -> None:
-        """Refuse stacked changes with numbers that are not finite, or with matrices that are not symmetric."""
-        for i, leaf in enumerate([] if changes.is_finite() else jax.tree.leaves(changes)):
-            good = np.isfinite(leaf).reshape(len(sites), -1).all(axis=1)
-            if not good.all():
-                raise MalformedUpdate(sites[int(np.argmin(good))], f"change{_name(changes, i)}: is not finite")
-        for matrices, rounding in zip(changes.cone().definite, self._floor.definite, strict=True):
-            size = np.abs(matrices).max(axis=(1, 2))
-            gap = np.abs(matrices - np.swapaxes(matrices, 1, 2)).max(axis=(1, 2))
-            good = gap <= SYMMETRIC * size + rounding
-            if not good.all():
-                raise MalformedUpdate(sites[int(np.argmin(good))], "change: a matrix is not symmetric")
-
     def _store(self, sites: Sequence[int], factors: Family) -> None:
         shared = self._shared
         self._factors.put_rows(
@@ -401,8 +378,3 @@ class Ledger:
 def check_prior(prior: Family) -> None:
     if not is_surely_inside(prior.cone()):
         raise ImproperDensity("prior: must be proper")
-
-
-def _name(tree: Family, leaf: int) -> str:
-    """The name of an array of a density, as errors call it."""
-    return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[leaf][0])

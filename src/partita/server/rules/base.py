@@ -51,7 +51,8 @@ class Proposal:
         sites: who proposes.
         changes: how their factors are to change, stacked with one row per site.
         factors: their factors as they are, stacked in the same way.
-        asked: their factors as they were when they were asked, to which changes are relative.
+        asked: their factors as they were when they were asked, to which changes are relative; None, if they are as they
+            were.
         prior: the prior.
         posterior: the posterior as it is.
         staleness: how many updates the posterior has taken since the oldest of these refinements began.

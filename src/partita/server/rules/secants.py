@@ -10,7 +10,7 @@ is enough, and the free energy there is known exactly: a step that makes it fall
 far a model may be followed is learnt from how well models have predicted what their sites said next.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from partita.families import Family
 from partita.foundation.checks import check_count, check_positive
 from partita.server.rules.base import Proposal, RuleState, Setup
 from partita.server.rules.optimiser import Naturals
+from partita.server.rules.quadratics import TINY, Model, highest
 
 # How many times as certain as the prior is the density at which sites are asked first.
 SHARPER = 1e6
@@ -36,13 +37,10 @@ HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
 # How much further, or less far, models are followed after as many answers as there are sites; and no further than so
 # many times the ways that were gone.
 FURTHER, LESS, AHEAD = 2.0, 0.25, 8.0
-TINY = 1e-12
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
 # How many times as far as the last step the next may go, in nats.
 LEAP = 16.0
-# How many secants say how large the curvature is where nothing was learnt.
-RECENT = 5
 
 
 @dataclass(frozen=True)
@@ -75,78 +73,6 @@ class Secants:
             return SecantsState(self, setup.sites, np.inf, np.inf)
         parameters = Naturals.of(setup.prior, 1).precision.size
         return SecantsState(self, setup.sites, self.first * parameters, parameters / LEAP)
-
-
-@dataclass
-class Model:
-    """A concave quadratic model of log likelihoods around a place, in locations and logarithms of precisions."""
-
-    memory: int
-    place: np.ndarray
-    value: float
-    slope: np.ndarray
-    curvature: np.ndarray
-    # Ways from one place to the next, and how much the slope fell along them, newest last.
-    ways: list[np.ndarray] = field(default_factory=list)
-    falls: list[np.ndarray] = field(default_factory=list)
-    # Whether the curvature where nothing is learnt yet has a scale that is learnt, too.
-    scaled: bool = False
-
-    def __post_init__(self) -> None:
-        self._arrange()
-
-    def moved(self, place: np.ndarray, value: float, slope: np.ndarray, curvature: np.ndarray) -> "Model":
-        """The model around the next place, which has learnt from the way there, if that is curved as it should be."""
-        way, fall = place - self.place, self.slope - slope
-        ways, falls = self.ways, self.falls
-        if self.memory and way @ fall > 1e-10 * np.sqrt((way @ way) * (fall @ fall)):
-            ways, falls = [*ways, way][-self.memory :], [*falls, fall][-self.memory :]
-        return Model(self.memory, place, value, slope, curvature, ways, falls, self.scaled)
-
-    def _arrange(self) -> None:
-        """Its curvature as diagonal - columns @ core @ columnsᵀ."""
-        self.diagonal = np.maximum(self.curvature, TINY)
-        if not self.ways:
-            self.columns, self.core = np.zeros((len(self.place), 0)), np.zeros((0, 0))
-            return
-        if self.scaled:
-            recent = zip(self.ways[-RECENT:], self.falls[-RECENT:], strict=True)
-            self.diagonal /= max(float(way @ fall) / float(fall @ (fall / self.diagonal)) for way, fall in recent)
-        S, Y = np.stack(self.ways, axis=1), np.stack(self.falls, axis=1)
-        products, scaled = S.T @ Y, self.diagonal[:, None] * S
-        lower = np.tril(products, -1)
-        self.columns = np.concatenate([scaled, Y], axis=1)
-        self.core = np.linalg.inv(np.block([[S.T @ scaled, lower], [lower.T, -np.diag(np.diag(products))]]))
-
-    def curved(self, way: np.ndarray) -> np.ndarray:
-        """The curvature times a vector."""
-        product: np.ndarray = self.diagonal * way - self.columns @ (self.core @ (self.columns.T @ way))
-        return product
-
-    def shortfall(self, place: np.ndarray, value: float) -> tuple[float, float]:
-        """By how much a value there is short of what the model says, and how large its quadratic term is there."""
-        way = place - self.place
-        quadratic = 0.5 * float(way @ self.curved(way))
-        return self.value + float(self.slope @ way) - quadratic - value, quadratic
-
-
-def highest(models: Sequence[Model], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
-    """The way from a place to where models, and what has this slope and curvature there, are highest together."""
-    total = slope + sum(model.slope - model.curved(place - model.place) for model in models)
-    diagonal = curvature + sum(model.diagonal for model in models)
-    columns = np.concatenate([model.columns for model in models], axis=1)
-    along: np.ndarray = total / diagonal
-    if columns.shape[1] == 0:
-        return along
-    core = np.zeros((columns.shape[1],) * 2)
-    first = 0
-    for model in models:
-        last = first + len(model.core)
-        core[first:last, first:last] = model.core
-        first = last
-    scaled = columns / diagonal[:, None]
-    inner = np.eye(len(core)) - core @ (columns.T @ scaled)
-    return along + scaled @ np.linalg.solve(inner, core @ (scaled.T @ total))
 
 
 @dataclass(frozen=True)
