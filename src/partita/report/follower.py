@@ -240,10 +240,12 @@ class Follower:
 
     def rows(self) -> list[Row]:
         """The history; of a long one, rows evenly apart. The last has the log evidence, if there is a result."""
+        return self._rows(self._find_offset(self._read_regression()))
+
+    def _rows(self, offset: float) -> list[Row]:
         rows = sorted([*self._measured, *self._others], key=lambda row: row["fold"])
         if rows and self.has_result:
             rows[-1] = {**rows[-1], "log_evidence": self.log_evidence}
-        offset = self._find_offset()
         return [
             {**row, **{name: row[name] + offset for name in BOUNDS if row.get(name) is not None}} if offset else row
             for row in rows
@@ -252,19 +254,21 @@ class Follower:
     def _read_regression(self) -> Row | None:
         return read_regression(self.folder, self._finished) if self.has_result else None
 
-    def _find_offset(self) -> float:
+    def _find_offset(self, regression: Row | None) -> float:
         """What is added to free energies: a regression scales targets, and its evidence is of targets as given."""
-        regression = self._read_regression()
         known = None if regression is None else regression["log evidence"]
         return 0.0 if known is None else known - self.log_evidence
 
     def summary(self) -> Row:
         """One line about the run so far."""
+        return self._summary(self._find_offset(self._read_regression()))
+
+    def _summary(self, offset: float) -> Row:
         scored: Row = max(self._measured, key=lambda row: row["fold"], default={})
         scores = {name: scored[name] for name in SCORES if name in scored}
         if self.has_result:
             scores |= read_measures(self.folder, self._finished).scores
-        offset, free_energy = self._find_offset(), self.last.get("free_energy")
+        free_energy = self.last.get("free_energy")
         return {
             "run": self.folder.resolve().name,
             **scores,
@@ -292,20 +296,23 @@ class Follower:
         words = "" if self.last else "Charts appear here as soon as the run has made its first update."
         if self.last and not self.is_finished:
             words = "Not finished: the table shows the latest update."
+        regression = self._read_regression()
+        offset = self._find_offset(regression)
         report = Report(
             title=self.title,
             words=words or "Finished.",
-            table=[self.summary()] if self.last else [],
-            curves=[Curve(self.folder.resolve().name, self.rows())],
-            pictures=self.pictures(),
+            table=[self._summary(offset)] if self.last else [],
+            curves=[Curve(self.folder.resolve().name, self._rows(offset))],
+            pictures=self._pictures(regression),
             sites=self.site_rows(),
         )
-        regression = self._read_regression()
         return report if regression is None else turn_into_regression(report, regression)
 
     def pictures(self) -> list[Picture]:
         """Pictures of sites, as far as they differ; of a finished run, also of what its result says."""
-        regression = self._read_regression()
+        return self._pictures(self._read_regression())
+
+    def _pictures(self, regression: Row | None) -> list[Picture]:
         return draw_pictures(self.findings() if regression is None else read_findings(regression))
 
     def findings(self) -> Findings:
