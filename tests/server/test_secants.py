@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 
 import partita as pt
 from partita.errors import InputError, MissingCapability
-from partita.families import MeanField
+from partita.families import Family, MeanField
 from partita.server.ledger import Ledger
 from partita.server.rules.quadratics import Model, highest
 from partita.wire.tasks import Update
@@ -157,6 +157,13 @@ def test_what_all_factors_share_is_divided_out_with_a_site():
     ledger.retire(1)
     assert np.allclose(ledger.posterior.precision_times_location, cavity.precision_times_location)
     assert np.allclose(ledger.recomputed_posterior().precision_times_location, [2.0, -2.0])
+    ledger.dispatch([0], {})
+    ledger.take([0], Family.stack([change]), 1.0, rest=rest)
+    assert ledger.holds_nothing_of(1)
+    assert np.allclose(ledger.factor(2).precision_times_location, [2.5, -2.5])
+    assert np.allclose(
+        ledger.recomputed_posterior().precision_times_location, ledger.posterior.precision_times_location
+    )
 
 
 @pytest.mark.parametrize(

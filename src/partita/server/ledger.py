@@ -101,16 +101,17 @@ class Ledger:
     def factors_of(self, sites: Sequence[int]) -> Family:
         """Stacked factors of some sites, which may be views of what is kept."""
         kept = self._factors.take_rows(sites)
-        return kept if self._shared is None else self._share_of(self._shared).times_rows(kept)
+        return kept if self._shared is None else kept * self._parts_of(self._shared, sites)
 
-    def _share_of(self, change: Family) -> Family:
-        """One factor's part of what all share alike."""
-        return change ** (1 / self.sites)
+    def _parts_of(self, change: Family, sites: Sequence[int]) -> Family:
+        """Stacked parts of a change that the factors of all sites share alike, but for those that were divided out."""
+        part = 1 / max(1, self.sites - len(self.retired))
+        return change.repeat(len(sites)).scale_rows([0.0 if site in self.retired else part for site in sites])
 
     def _hand_out(self) -> None:
         """Keep with every factor its part of what all share."""
         if self._shared is not None:
-            self._factors, self._shared = self._share_of(self._shared).times_rows(self._factors), None
+            self._factors, self._shared = self.factors_of(range(self.sites)), None
 
     def cavity(self, site: int) -> Family:
         """q / t_m: what all the others believe."""
@@ -230,9 +231,9 @@ class Ledger:
         The posterior without it is its cavity, which is proper. Less can go where another site's cavity would not be;
         then the rest goes after later folds.
         """
+        self._hand_out()
         self.flights.pop(site, None)
         self.retired.add(site)
-        self._hand_out()
         own = self.factors_of([site]).copy()
         change = own**-1.0
         share = self._take([site], change, self.share([site], change, change.product_of_rows()), anywhere)
@@ -330,7 +331,7 @@ class Ledger:
         """
         old, own, total = self.factors_of(sites), changes, changes.product_of_rows()
         if rest is not None:
-            own, total = self._share_of(rest).times_rows(changes), total * rest
+            own, total = changes * self._parts_of(rest, sites), total * rest
         while share > np.finfo(float).eps:
             posterior = self.posterior * (total if share == 1 else total**share)
             new = old * (own if share == 1 else own**share)
@@ -349,10 +350,9 @@ class Ledger:
             self._shared = rest**share if self._shared is None else self._shared * rest**share
 
     def _store(self, sites: Sequence[int], factors: Family) -> None:
-        shared = self._shared
-        self._factors.put_rows(
-            sites, factors if shared is None else (self._share_of(shared) ** -1.0).times_rows(factors)
-        )
+        if self._shared is not None:
+            factors = factors / self._parts_of(self._shared, sites)
+        self._factors.put_rows(sites, factors)
 
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
