@@ -14,9 +14,7 @@ from partita.models import Network
 from partita.server.rules import Auto, Fixed, FreeEnergy, Optimiser, Proposal, Setup
 from partita.server.rules.optimiser import Pairs
 from partita.server.schedules import Asynchronous, Synchronous
-from partita.server.settings import choose_damping
 from partita.solvers import FixedPoint, Gradient
-from partita.solvers.choice import choose_solver
 
 NOISE = 0.5
 
@@ -111,9 +109,14 @@ def test_full_gaussians_are_refused():
 
 
 def test_what_is_left_open_fits_the_expectation():
-    def choose_rest(expectation, given, damping):
-        solver = choose_solver(expectation, given)
-        return solver, choose_damping(expectation, solver, damping)
+    network, regression = pt.models.Network([2, 2]), pt.models.LogisticRegression(features=2)
+    linear = pt.models.LinearRegression(features=2, noise=1.0)
+    models = {GaussNewton: network, GaussHermite: regression, ClosedForm: linear}
+
+    def choose_rest(expectation, solver, damping):
+        settings = pt.Settings(solver=solver, damping=damping, expectation=expectation)
+        chosen = settings.choose(models[type(expectation)])
+        return chosen.solver, chosen.damping
 
     solver, damping = choose_rest(GaussNewton(), None, "auto")
     assert (solver, damping) == (FixedPoint(steps=1, step_size=1.0), Optimiser())

@@ -76,9 +76,9 @@ def test_every_schedule_reaches_the_optimum(result, best):
     assert result.log_evidence == pytest.approx(best, abs=0.01)
 
 
-def test_today_s_damping_is_further_away_after_as_many_rounds(by_label, best):
+def test_damping_by_shares_is_further_away_after_as_many_rounds(by_label, best):
     model = pt.models.LogisticRegression(features=FEATURES, posterior="mean-field")
-    other = pt.fit(model, by_label, schedule=SCHEDULES["synchronous"])
+    other = pt.fit(model, by_label, schedule=SCHEDULES["synchronous"], damping=pt.rules.Auto())
     assert best - other.log_evidence > 0.1
 
 
@@ -149,7 +149,7 @@ def test_what_all_factors_share_is_divided_out_with_a_site():
     rest = MeanField(np.array([3.0, -3.0]), np.zeros(2))
     ledger.dispatch([1], {})
     changes = ledger.check([Update(1, 0, change, 0.0)])
-    assert ledger.take([1], changes, 1.0, rest=rest) == 1.0
+    assert ledger.take([1], changes, 1.0, rest=rest, sharing=frozenset(range(3))) == 1.0
     assert np.allclose(ledger.factor(0).precision_times_location, [1.0, -1.0])
     assert np.allclose(ledger.factor(1).precision_times_location, [2.0, 1.0])
     assert np.allclose(ledger.posterior.precision_times_location, [4.0, -1.0])
@@ -158,7 +158,7 @@ def test_what_all_factors_share_is_divided_out_with_a_site():
     assert np.allclose(ledger.posterior.precision_times_location, cavity.precision_times_location)
     assert np.allclose(ledger.recomputed_posterior().precision_times_location, [2.0, -2.0])
     ledger.dispatch([0], {})
-    ledger.take([0], Family.stack([change]), 1.0, rest=rest)
+    ledger.take([0], Family.stack([change]), 1.0, rest=rest, sharing=frozenset(range(3)))
     assert ledger.holds_nothing_of(1)
     assert np.allclose(ledger.factor(2).precision_times_location, [2.5, -2.5])
     assert np.allclose(

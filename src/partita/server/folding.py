@@ -35,13 +35,24 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
     changes, factors = ledger.propose(updates)
     begun = {site: run.flights[site].begin.density for site in sites}
     staleness = max(one.staleness for one in received.work)
-    values = {update.site: update.expected_log_prob for update in updates}
     proposed = Proposal(
-        sites, changes, factors, ledger.prior, before, staleness, start, begun, values, ledger.asked(sites)
+        sites,
+        changes,
+        factors,
+        ledger.prior,
+        before,
+        staleness,
+        start,
+        begun,
+        received.values,
+        ledger.asked(sites),
+        frozenset(received.doubted),
+        ledger.factors_of,
     )
     with np.errstate(over="ignore", invalid="ignore"):
         left = run.rules.apply(proposed)
-    taken = ledger.take(sites, left.changes, left.common, partial(run.rules.allows, before), left.rest)
+    allowed = partial(run.rules.allows, before)
+    taken = ledger.take(sites, left.changes, left.common, allowed, left.rest, left.sharing, left.leaving)
     doubts = [Remark(site, words, strike=True) for site, words in received.doubted.items()]
     after = run.rules.after_fold(taken, doubts)
     for site, share in zip(sites, after.shares, strict=True):

@@ -53,13 +53,14 @@ class Ledger:
         self.sites = sites
         self.version = 0
         self.flights = Flights()
-        # Sites whose factors are to be divided out; and those among them of whose factors some is left.
+        # Sites that were divided out for good; and those whose factors are to go, of which some is left.
         self.retired: set[int] = set()
         self.leaving: set[int] = set()
         self._factors = self._no_factors()
-        # What all factors share alike beside what is kept for each: changes of locations, after which all that was
-        # proper still is.
+        # What some factors share alike beside what is kept for each: changes of locations, after which all that was
+        # proper still is; and whose factors these are.
         self._shared: Family | None = None
+        self._sharing: frozenset[int] = frozenset()
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
         # What cannot be told from zero, beside the largest numbers that were ever added up here.
@@ -104,9 +105,9 @@ class Ledger:
         return kept if self._shared is None else kept * self._parts_of(self._shared, sites)
 
     def _parts_of(self, change: Family, sites: Sequence[int]) -> Family:
-        """Stacked parts of a change that the factors of all sites share alike, but for those that were divided out."""
-        part = 1 / max(1, self.sites - len(self.retired))
-        return change.repeat(len(sites)).scale_rows([0.0 if site in self.retired else part for site in sites])
+        """Stacked parts of a change that several factors share alike."""
+        part = 1 / max(1, len(self._sharing))
+        return change.repeat(len(sites)).scale_rows([part if site in self._sharing else 0.0 for site in sites])
 
     def _hand_out(self) -> None:
         """Keep with every factor its part of what all share."""
@@ -168,7 +169,7 @@ class Ledger:
 
     def asked(self, sites: Sequence[int]) -> Family | None:
         """Stacked factors as they were when sites were asked; None, where no factor has changed while it was away."""
-        return None if self._shared is None else Family.stack([self.flights[site].task.factor for site in sites])
+        return Family.stack([self.flights[site].task.factor for site in sites]) if self._sharing else None
 
     def takes(self, site: int, change: Family, least: float) -> bool:
         """Whether the posterior stays proper with that share of a site's change, and what others know is not buried."""
@@ -186,13 +187,19 @@ class Ledger:
         share: float,
         allowed: Callable[[Family], bool] = anywhere,
         rest: Family | None = None,
+        sharing: frozenset[int] = frozenset(),
+        leaving: frozenset[int] = frozenset(),
     ) -> float:
         """t_m ← t_m × change_m^ρ and q ← q × their product; these sites' tasks are done.
 
         ρ is the given share, or less, until what comes out after rounding is proper and allowed. Gives ρ. `rest` is a
-        change that the factors of all sites share alike, which costs no more than that of one. It must not touch what
-        has to be positive.
+        change that the factors of the `sharing` sites share alike, which costs no more than that of one, as long as
+        these stay the same. It must not touch what has to be positive. Factors of the `leaving` sites go then, at once
+        or after later folds, unless these sites are in one of them.
         """
+        if rest is not None and sharing - self.retired != self._sharing:
+            self._hand_out()
+            self._sharing = sharing - self.retired
         if len(set(sites)) < len(sites):
             twice = next(site for i, site in enumerate(sites) if site in sites[:i])
             raise NotOutstanding(twice, "several updates of one site in one fold")
@@ -201,8 +208,9 @@ class Ledger:
         for site in sites:
             del self.flights[site]
         self.version += len(sites)
-        for site in sorted(self.leaving):
-            self.retire(site)
+        self.leaving -= set(sites) - self.retired
+        for site in sorted(self.leaving | leaving):
+            self.divide_out(site)
         return taken
 
     def fold(
@@ -231,9 +239,13 @@ class Ledger:
         The posterior without it is its cavity, which is proper. Less can go where another site's cavity would not be;
         then the rest goes after later folds.
         """
-        self._hand_out()
         self.flights.pop(site, None)
         self.retired.add(site)
+        return self.divide_out(site)
+
+    def divide_out(self, site: int) -> float:
+        """Make a site's factor flat; gives the share of it that could go, the rest of which goes after later folds."""
+        self._hand_out()
         own = self.factors_of([site]).copy()
         change = own**-1.0
         share = self._take([site], change, self.share([site], change, change.product_of_rows()), anywhere)

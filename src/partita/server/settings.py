@@ -105,11 +105,10 @@ class Settings:
         prior = prior_of(model, model.hyper)
         expectation = choose(model, prior, self.expectation)
         schedule = Synchronous() if self.schedule is None else self.schedule
-        solver, start = self._choose_solver(expectation, schedule), model.start
-        damping = choose_damping(expectation, solver, self.damping)
+        damping, solver = self._choose_damping(prior, expectation, schedule)
+        start = model.start
         if isinstance(damping, Secants):
-            self._check_exact(expectation, solver, schedule)
-            start = damping.start(prior)
+            start = damping.start(prior if start is None else start)
         if schedule.holds > 1 and not solver.anchored:
             raise InputError(
                 f"schedule: hold is for double loops: {type(solver).__name__} has none, use MomentMatching"
@@ -127,25 +126,39 @@ class Settings:
             seed=self.seed,
         )
 
-    def _choose_solver(self, expectation: Expectation, schedule: Schedule) -> Solver:
-        if self.solver is None and (self.damping == "secants" or isinstance(self.damping, Secants)):
-            return Message()
-        return choose_solver(expectation, self.solver, once=schedule.once)
+    def _choose_damping(self, prior: Family, expectation: Expectation, schedule: Schedule) -> tuple[Rule, Solver]:
+        """The rule that decides where the posterior goes, and a solver that says what it has to know.
 
-    def _check_exact(self, expectation: Expectation, solver: Solver, schedule: Schedule) -> None:
-        """Refuse secants where there would be nothing to learn them from."""
-        problems = {
-            "solver: it has to send messages: leave it open": not solver.sends_message(expectation),
-            "expectation: it draws at random, and secants would be of noise": expectation.stochastic
-            or solver.stochastic,
-            "schedule: every site is asked only once": schedule.once,
-            "hyper: free energies under different hyperparameters cannot be compared": self.hyper is not None,
-            "custody: sites share one factor": self.custody == "shared",
-        }
-        for problem, is_there in problems.items():
-            if is_there:
-                name, reason = problem.split(": ", 1)
+        "auto" stands for secants, wherever there is something to learn them from; and otherwise, for an optimiser where
+        sites answer with one message that is a direction.
+        """
+        solver = choose_solver(expectation, self.solver, once=schedule.once)
+        damping = Secants() if self.damping == "secants" else self.damping
+        if isinstance(damping, Secants):
+            solver = self.solver or Message()
+            for name, reason in self._obstacles(expectation, solver, schedule):
                 raise InputError(f"{name}: {reason}, which damping by secants cannot do with")
+            return damping, solver
+        is_open = damping == "auto" and self.solver is None
+        if is_open and prior.is_mean_field and not self._obstacles(expectation, Message(), schedule):
+            return Secants(), Message()
+        one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
+        return Optimiser() if damping == "auto" and one_message else as_damping(damping), solver
+
+    def _obstacles(self, expectation: Expectation, solver: Solver, schedule: Schedule) -> list[tuple[str, str]]:
+        """Which settings leave nothing to learn secants from, and why."""
+        known = [
+            ("solver", "it has to send messages: leave it open", not solver.sends_message(expectation)),
+            (
+                "expectation",
+                "it draws at random, and secants would be of noise",
+                expectation.stochastic or solver.stochastic,
+            ),
+            ("schedule", "every site is asked only once", schedule.once),
+            ("hyper", "free energies under different hyperparameters cannot be compared", self.hyper is not None),
+            ("custody", "sites share one factor", self.custody == "shared"),
+        ]
+        return [(name, reason) for name, reason, is_there in known if is_there]
 
 
 @dataclass(frozen=True)
@@ -166,12 +179,6 @@ class Chosen:
     def job(self, model: AbstractModel, names: SiteNames) -> Job:
         """What sites need to know before their first task."""
         return Job(model, self.solver, self.expectation, self.seed, self.hyper is not None, self.schedule.waits, names)
-
-
-def choose_damping(expectation: Expectation, solver: Solver, damping: float | str | Rule) -> Rule:
-    """The rule that was asked for; "auto" is an optimiser where sites answer with one message that is a direction."""
-    one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
-    return Optimiser() if damping == "auto" and one_message else as_damping(damping)
 
 
 def check_kinds(**arguments: tuple[Any, Any]) -> None:

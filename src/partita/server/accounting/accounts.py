@@ -58,12 +58,14 @@ class Received:
     Args:
         work: what each of them took.
         doubted: whose word was not taken, and why.
+        values: E_q[log p(y_m | θ)] of the others, as far as their changes can be taken.
         complete: whether every site has reported since the last time that this was true.
         estimate: what is known of the free energy.
     """
 
     work: tuple[SiteWork, ...]
     doubted: Mapping[int, str]
+    values: Mapping[int, float]
     complete: bool
     estimate: Estimate = field(default_factory=Estimate)
 
@@ -125,18 +127,17 @@ class Accounts:
         )
         self.tally.add(updates, work)
         # A change that cannot be taken is no gradient either.
+        sound = {update.site for update in updates if ledger.takes(update.site, update.change, self.least)}
         followed = [
-            update
-            if ledger.takes(update.site, update.change, self.least)
-            else replace(update, change=update.change.flat())
-            for update in updates
+            update if update.site in sound else replace(update, change=update.change.flat()) for update in updates
         ]
         doubted, complete = self.evidence.report(followed, flights, distrusted, away)
+        values = {update.site: update.expected_log_prob for update in updates if update.site in sound - set(doubted)}
         if at_start:
-            return Received(work, doubted, complete)
+            return Received(work, doubted, values, complete)
         now = self._place(ledger.posterior, hyper)
         estimate = self.evidence.estimate(now, self._gain(now.mean), complete, learnt)
-        return Received(work, doubted, complete, estimate)
+        return Received(work, doubted, values, complete, estimate)
 
     def move(self, before: Family) -> float:
         """The posterior has moved from there; gives how far, KL(now ‖ before)."""

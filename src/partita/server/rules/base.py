@@ -7,7 +7,7 @@ energies (`observe`), have the last word on where the posterior goes (`allows`),
 (`after_fold`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -58,9 +58,13 @@ class Proposal:
         staleness: how many updates the posterior has taken since the oldest of these refinements began.
         start: where they began, if that was not a posterior.
         begun: for every site, the density where its refinement began.
-        values: for every site, E_q[log p(y_m | θ)] there, as it reports.
-        rest: a change that all factors of the ledger share alike, beside those of these sites. It may move locations,
-            and leaves whatever has to be positive as it is.
+        values: for every site whose word is taken, E_q[log p(y_m | θ)] there, as it reports.
+        doubted: sites whose values do not follow from their updates.
+        held: the factors of any sites as they are, stacked.
+        rest: a change that several factors of the ledger share alike, beside those of these sites. It may move
+            locations, and leaves whatever has to be positive as it is.
+        sharing: whose factors share it.
+        leaving: sites of which nothing is to stay in the posterior until they are in a fold again.
         wanted: the share of the changes that damping asks for; zero, if it takes an earlier step back instead.
         shares: for every site, how much the latest rule has left of its change; None, if all of everybody's.
         common: the share of all changes together that is to be taken in the end.
@@ -76,7 +80,11 @@ class Proposal:
     begun: Mapping[int, Family] = field(default_factory=dict)
     values: Mapping[int, float] = field(default_factory=dict)
     asked: Family | None = None
+    doubted: frozenset[int] = frozenset()
+    held: Callable[[Sequence[int]], Family] | None = None
     rest: Family | None = None
+    sharing: frozenset[int] = frozenset()
+    leaving: frozenset[int] = frozenset()
     wanted: float = 1.0
     shares: np.ndarray | None = None
     common: float = 1.0

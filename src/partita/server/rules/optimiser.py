@@ -239,6 +239,10 @@ class Naturals:
     def __sub__(self, other: "Naturals") -> "Naturals":
         return Naturals(self.shift - other.shift, self.precision - other.precision)
 
+    def where(self, chosen: np.ndarray) -> "Naturals":
+        """The same rows where they are chosen, and flat ones elsewhere."""
+        return Naturals(np.where(chosen[:, None], self.shift, 0), np.where(chosen[:, None], self.precision, 0))
+
 
 def _dot(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.dot(first, second))

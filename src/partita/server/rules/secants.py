@@ -17,9 +17,20 @@ import numpy as np
 
 from partita.families import Family
 from partita.foundation.checks import check_count, check_positive
-from partita.server.rules.base import Proposal, RuleState, Setup
+from partita.server.rules.base import FreeEnergy, Proposal, Remark, RuleState, Setup
+from partita.server.rules.blame import Blame
 from partita.server.rules.optimiser import Naturals
-from partita.server.rules.quadratics import TINY, Model, highest
+from partita.server.rules.places import (
+    Said,
+    Step,
+    coordinates,
+    nats,
+    of_prior,
+    share_of_changes,
+    share_within,
+    shares_of,
+)
+from partita.server.rules.quadratics import Model, highest
 
 # How many times as certain as the prior is the density at which sites are asked first.
 SHARPER = 1e6
@@ -27,10 +38,6 @@ SHARPER = 1e6
 NEGLIGIBLE = 1e-6
 # So many shorter steps are tried before the place that was better is given up.
 MOST_RETURNS = 8
-# A shortened step is at least and at most this share of the one before.
-SHORTEST, LONGEST = 0.1, 0.5
-# A precision changes at most by this factor in one fold, as a logarithm.
-LARGEST_CHANGE = 1.5
 # A model has held where a site's value is short of it by at most this part of what was promised, and has not where by
 # more than that. A shortfall of `SLIGHT` nats does not matter.
 HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
@@ -41,6 +48,8 @@ FURTHER, LESS, AHEAD = 2.0, 0.25, 8.0
 PATIENCE = 3
 # How many times as far as the last step the next may go, in nats.
 LEAP = 16.0
+# How a share of a site grows and shrinks that was to blame for a fall.
+SHRINK, REGROW = 0.5, 1.1
 
 
 @dataclass(frozen=True)
@@ -75,46 +84,6 @@ class Secants:
         return SecantsState(self, setup.sites, self.first * parameters, parameters / LEAP)
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a site said last: its message, its value, and where that was."""
-
-    place: np.ndarray
-    value: float
-    shift: np.ndarray
-    precision: np.ndarray
-
-    @property
-    def slope(self) -> np.ndarray:
-        """By locations and logarithms of precisions."""
-        half = len(self.shift)
-        location, variance = self.place[:half], np.exp(-self.place[half:])
-        return np.concatenate([self.shift - self.precision * location, 0.5 * self.precision * variance])
-
-    @property
-    def curvature(self) -> np.ndarray:
-        variance = np.exp(-self.place[len(self.shift) :])
-        return np.concatenate([self.precision, 0.5 * self.precision * variance])
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step from a place whose free energy is known: which way, how much of it, and how steep it is there."""
-
-    place: np.ndarray
-    free_energy: float
-    said: Mapping[int, Said]
-    way: np.ndarray
-    gain: float
-    share: float = 1.0
-
-    def shortened(self, free_energy: float) -> "Step":
-        """A shorter one, to where a parabola through both free energies is highest."""
-        expected = self.free_energy + self.gain * self.share - free_energy
-        wanted = self.gain * self.share**2 / (2 * expected) if np.isfinite(expected) and expected > 0 else 0.0
-        return replace(self, share=float(np.clip(wanted, SHORTEST * self.share, LONGEST * self.share)))
-
-
 @dataclass
 class SecantsState(RuleState):
     """What every site said last, the models that were learnt from it, and the latest step."""
@@ -134,63 +103,117 @@ class SecantsState(RuleState):
     promised_by: dict[int, float] = field(default_factory=dict)
     step: Step | None = None
     returns: int = 0
+    # Who was heard in the latest fold.
+    heard: set[int] = field(default_factory=set)
+    # Who alone made the free energy fall; the free energy as it was heard of last, and where sites do not answer
+    # together, the highest so far, and how often in a row it was lower since.
+    blame: Blame = field(default_factory=lambda: Blame(SHRINK, REGROW))
+    seen: FreeEnergy | None = None
+    best: FreeEnergy | None = None
+    falls: int = 0
+    # Sites whose factors are to become flat when they answer next; and those of them that are named in this fold.
+    outcast: set[int] = field(default_factory=set)
+    named: list[int] = field(default_factory=list)
+
+    def observe(self, seen: FreeEnergy) -> None:
+        self.seen = seen
 
     def forget(self, site: int) -> None:
-        self.said.pop(site, None)
-        self.models, self.step = {}, None
+        self._drop(site)
+        self.blame.held.pop(site, None)
+        self.outcast.discard(site)
 
     def forgive(self, site: int) -> None:
         self.forget(site)
+
+    def holds(self, site: int) -> bool:
+        return site in self.outcast or self.blame.held.get(site, 1.0) < 1
+
+    def after_fold(self, taken: np.ndarray) -> list[Remark]:
+        return [self.blame.remark(site) for site in self.named]
+
+    def _drop(self, site: int) -> None:
+        """Nothing that a site has said counts any more, and what was learnt with it does not."""
+        self.said.pop(site, None)
+        self.models, self.step, self.best = {}, None, None
 
     def apply(self, proposal: Proposal) -> Proposal:
         rows = len(proposal.sites)
         factors = Naturals.of(proposal.factors, rows)
         asked = factors if proposal.asked is None else Naturals.of(proposal.asked, rows)
         messages = Naturals.of(proposal.changes, rows) + asked
+        self.named = [site for site in proposal.sites if site in self.outcast]
         heard = self._hear(proposal, messages)
+        self.outcast.difference_update(proposal.sites)
         is_first = len(self.said) < self.sites and max(self.times.values(), default=0) < PATIENCE
         self.said.update(heard)
-        here = _coordinates(proposal.posterior if proposal.start is None else proposal.start)
-        if is_first or not heard:
-            return self._spread(proposal, factors, messages, here[: len(here) // 2], None, 1.0)
-        prior = Naturals.of(proposal.prior, 1)
+        here = coordinates(proposal.posterior if proposal.start is None else proposal.start)
         places = {id(proposal.begun[site]) for site in heard}
-        if len(heard) == len(self.said) and len(places) == 1:
-            place, wanted = self._move_together(prior)
+        # Most of them, twice in a row: the others are away.
+        same = set(heard) == self.heard and 2 * len(heard) > len(self.said)
+        together = len(places) == 1 and (same or len(heard) == len(self.said))
+        self.heard, seen, self.seen = set(heard), self.seen, None
+        if not self.said:
+            return proposal
+        if is_first or not heard:
+            return self._spread(proposal, factors, here[: len(here) // 2], None, 1.0)
+        if together:
+            place, wanted = self._move_together(proposal, heard, seen)
         else:
-            place, wanted = self._move(prior, heard, here), 1.0
+            place, wanted = self._move(proposal, heard, here, seen), 1.0
         location, precision = np.split(place, 2)
-        return self._spread(proposal, factors, messages, location, np.exp(precision), wanted)
+        return self._spread(proposal, factors, location, np.exp(precision), wanted)
 
     def _hear(self, proposal: Proposal, messages: Naturals) -> dict[int, Said]:
-        """What sites say, of those who found numbers."""
+        """What sites say, of those whose word can be taken."""
         places: dict[int, np.ndarray] = {}
         heard = {}
         for row, site in enumerate(proposal.sites):
             begin, value = proposal.begun[site], proposal.values.get(site, np.nan)
-            place = places.setdefault(id(begin), _coordinates(begin))
+            place = places.setdefault(id(begin), coordinates(begin))
             said = Said(place, value, messages.shift[row].astype(float), messages.precision[row].astype(float))
-            if np.isfinite(value) and np.all(np.isfinite(said.slope)):
+            if site not in self.outcast and np.isfinite(value) and np.all(np.isfinite(said.slope)):
                 heard[site] = said
                 self.times[site] = self.times.get(site, 0) + 1
+            elif site in self.said:
+                self._drop(site)
         return heard
 
-    def _move_together(self, prior: Naturals) -> tuple[np.ndarray, float]:
+    def _others(self, proposal: Proposal, heard: Mapping[int, Said]) -> Naturals:
+        """The prior, with the factors of all sites that have no say, and the last messages of those that had one."""
+        prior = Naturals.of(proposal.prior, 1)
+        silent = [site for site in range(self.sites) if site not in self.said and not self._is_dropped(proposal, site)]
+        if silent and proposal.held is not None:
+            prior = prior + Naturals.of(proposal.held(silent).product_of_rows(), 1)
+        for site, said in self.said.items():
+            if site not in heard:
+                prior = prior + Naturals(said.shift[None], said.precision[None])
+        return prior
+
+    def _move_together(
+        self, proposal: Proposal, heard: Mapping[int, Said], seen: FreeEnergy | None
+    ) -> tuple[np.ndarray, float]:
         """All sites have answered at one place: go on from there, or if it is worse, less far from where it was better.
 
         Gives the next place, and the share of the way there; zero, if an earlier step is taken back.
         """
-        everybody, last = list(self.said.values()), self.step
-        place, curvature = everybody[0].place, self._total_curvature()
-        own_value, own_slope, own_curvature = _of_prior(prior, place, curvature)
-        free_energy = own_value + sum(said.value for said in everybody)
-        slope, curvature = np.sum([own_slope, *(said.slope for said in everybody)], axis=0), curvature + own_curvature
-        tolerated = NEGLIGIBLE + 1e-10 * abs(free_energy)
-        if last is not None and self.returns < MOST_RETURNS and not free_energy >= last.free_energy - tolerated:
-            self.returns += 1
-            self.step = last.shortened(free_energy)
-            self.said = dict(last.said)
-            return self.step.place + self.step.share * self.step.way, 0.0
+        last = self.step
+        if last is not None and set(last.said) != set(heard):
+            self.models, self.step, last = {}, None, None
+        place, free_energy, slope, curvature = self._sum(proposal, heard)
+        if last is not None and self._has_fallen(free_energy, last.free_energy, 0.0):
+            blamed = None if seen is None else self._find_blamed(last.free_energy - free_energy, seen, self.returns)
+            if blamed is None and self.returns < MOST_RETURNS:
+                self.returns += 1
+                self.step = last.shorten(free_energy)
+                self.said.update(last.said)
+                return self.step.place + self.step.share * self.step.way, 0.0
+            if blamed is not None:
+                self.named.append(blamed)
+                heard = {site: said for site, said in heard.items() if site != blamed}
+                place, free_energy, slope, curvature = self._sum(proposal, heard)
+        else:
+            self.blame.relax()
         self.returns = 0
         known = self.models.get(None)
         if known is None:
@@ -199,15 +222,61 @@ class SecantsState(RuleState):
             model = known.moved(place, free_energy, slope, curvature)
         self.models = {None: model}
         way = highest([model], place, 0 * place, 0 * place)
-        share = min(_share_of_changes(way), _share_within(LEAP * self.gone, way, place))
-        self.gone = max(SLIGHT, share**2 * _nats(way, place))
-        self.step = Step(place, free_energy, dict(self.said), way, float(slope @ way), share)
+        share = min(share_of_changes(way), share_within(LEAP * self.gone, way, place))
+        self.gone = max(SLIGHT, share**2 * nats(way, place))
+        self.step = Step(place, free_energy, dict(heard), way, float(slope @ way), share)
         return place + share * way, share
 
-    def _move(self, prior: Naturals, heard: Mapping[int, Said], here: np.ndarray) -> np.ndarray:
+    def _sum(self, proposal: Proposal, heard: Mapping[int, Said]) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
+        """Where sites have answered together, with the free energy there, its slope and a curvature."""
+        everybody = list(heard.values())
+        place, curvature = everybody[0].place, np.sum([said.curvature for said in everybody], axis=0)
+        own_value, own_slope, own_curvature = of_prior(self._others(proposal, heard), place, curvature)
+        slope = np.sum([own_slope, *(said.slope for said in everybody)], axis=0)
+        return place, own_value + sum(said.value for said in everybody), slope, curvature + own_curvature
+
+    @staticmethod
+    def _has_fallen(now: float, before: float, error: float) -> bool:
+        return not now >= before - error - NEGLIGIBLE - 1e-10 * abs(before)
+
+    def _find_blamed(self, fall: float, seen: FreeEnergy, returns: int) -> int | None:
+        """The site that alone made the free energy fall, which has no say until it answers again."""
+        self.blame.find(fall, seen.shortfalls, returns)
+        blamed = self.blame.blamed
+        if blamed is None or blamed not in self.said or len(self.said) == 1:
+            return None
+        self._drop(blamed)
+        return blamed
+
+    def _watch(self, proposal: Proposal, seen: FreeEnergy) -> None:
+        """All sites have answered since the last time: if the free energy has surely fallen, find out who did it."""
+        best, self.best = self.best, seen
+        if best is None:
+            return
+        error = best.error + seen.error
+        if not self._has_fallen(seen.value, best.value, error):
+            self.falls = 0
+            self.blame.relax()
+            return
+        self.best = best
+        self.reach *= LESS
+        blamed = self._find_blamed(best.value - seen.value, seen, self.falls)
+        self.falls += 1
+        if blamed is not None:
+            self.falls = 0
+            # Its factor goes as soon as it has an update in a fold, which may be this one.
+            (self.named.append if blamed in proposal.sites else self.outcast.add)(blamed)
+
+    def _move(
+        self, proposal: Proposal, heard: Mapping[int, Said], here: np.ndarray, seen: FreeEnergy | None
+    ) -> np.ndarray:
         """Some sites have answered: where all models together lead, as far as they may be followed."""
         self.models.pop(None, None)
         self.step = None
+        if seen is not None:
+            self._watch(proposal, seen)
+        if not self.said:
+            return here
         memory = min(self.settings.memory, self.settings.numbers // self.sites)
         for site, said in self.said.items():
             known = self.models.get(site)
@@ -219,19 +288,16 @@ class SecantsState(RuleState):
             if known is None or site in heard:
                 self.promised_by[site] = self.promised
         models = list(self.models.values())
-        _, own_slope, own_curvature = _of_prior(prior, here, self._total_curvature())
+        total: np.ndarray = np.sum([said.curvature for said in self.said.values()], axis=0)
+        _, own_slope, own_curvature = of_prior(self._others(proposal, self.said), here, total)
         way = highest(models, here, own_slope, own_curvature)
         # As many folds as it takes to hear of everybody may go as far as models may be followed.
-        most = len(heard) / len(self.said) * _share_within(self.reach, way, here)
-        share = min(_share_of_changes(way), most)
+        most = len(heard) / len(self.said) * share_within(self.reach, way, here)
+        share = min(share_of_changes(way), most)
         slopes = [model.slope - model.curved(here - model.place) for model in models]
         # Along a way to the highest place of a parabola.
         self.promised += share * (1 - 0.5 * share) * float(np.sum([own_slope, *slopes], axis=0) @ way)
         return here + share * way
-
-    def _total_curvature(self) -> np.ndarray:
-        total: np.ndarray = np.sum([said.curvature for said in self.said.values()], axis=0)
-        return total
 
     def _judge(self, model: Model, said: Said, promised: float) -> None:
         """Follow models further, or less far, by how well this one has predicted its site's value.
@@ -239,7 +305,7 @@ class SecantsState(RuleState):
         What counts is how much of what all models promised on the way, a site's own part of it, was lost.
         """
         short, quadratic = model.shortfall(said.place, said.value)
-        length = _nats(said.place - model.place, said.place)
+        length = nats(said.place - model.place, said.place)
         most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
         if short <= HELD * most + SLIGHT:
             self.reach = min(self.reach * FURTHER**part, max(self.reach, AHEAD * length))
@@ -250,82 +316,46 @@ class SecantsState(RuleState):
         self,
         proposal: Proposal,
         factors: Naturals,
-        messages: Naturals,
         location: np.ndarray,
         precision: np.ndarray | None,
         wanted: float,
     ) -> Proposal:
         """The changes that lead the posterior there: factors go towards messages, and all share what is left alike.
 
-        Precisions go no further than messages say, so that every cavity stays proper; None goes all the way.
+        Precisions go no further than messages say, so that every cavity stays proper; None goes all the way. Factors of
+        sites that have no say become flat; but what could not be taken of them is left for later rules to judge.
         """
-        now = Naturals.of(proposal.posterior, 1)
-        said = [self.said.get(site) for site in proposal.sites]
+        now, sites = Naturals.of(proposal.posterior, 1), proposal.sites
+        dropped = np.array([self._is_dropped(proposal, site) for site in sites])
+        heard = np.array([site in self.said for site in sites])
+        zeros = np.zeros_like(now.shift[0])
+        said = [self.said.get(site) for site in sites]
         targets = Naturals(
-            np.stack([row if one is None else one.shift for one, row in zip(said, messages.shift, strict=True)]),
-            np.stack(
-                [row if one is None else one.precision for one, row in zip(said, messages.precision, strict=True)]
-            ),
+            np.stack([zeros if one is None else one.shift for one in said]),
+            np.stack([zeros if one is None else one.precision for one in said]),
         )
-        change = targets - factors
+        change = (targets - factors).where(heard)
+        gone = factors.where(dropped)
         if precision is not None:
-            shares = _shares_of(precision - now.precision[0], change.precision.sum(axis=0), now.precision[0])
+            kept = now.precision[0] - gone.precision.sum(axis=0)
+            shares = shares_of(precision - kept, change.precision.sum(axis=0), now.precision[0])
             change = Naturals(shares * change.shift, shares * change.precision)
+        change = change - gone
         end = now.precision[0] + change.precision.sum(axis=0)
         rest = end * location - now.shift[0] - change.shift.sum(axis=0)
+        change = change + Naturals.of(proposal.changes, len(sites)).where(~(heard | dropped))
         changes = proposal.changes.as_mean_field("damping: Secants")
         kind = changes.dtype
         spread = None
-        if len(proposal.sites) == self.sites:
-            change = Naturals(change.shift + rest / self.sites, change.precision)
+        if set(self.said) <= set(sites):
+            change = Naturals(change.shift + heard[:, None] * rest / len(self.said), change.precision)
         else:
             one = changes.take_rows([0])
             spread = one.with_naturals(rest[None].astype(kind), np.zeros((1, len(rest)), kind)).row(0)
         changes = changes.with_naturals(change.shift.astype(kind), change.precision.astype(kind))
-        return replace(proposal, changes=changes, wanted=wanted, rest=spread)
+        everybody, leaving = frozenset(self.said), frozenset(sites) - frozenset(self.said)
+        return replace(proposal, changes=changes, wanted=wanted, rest=spread, sharing=everybody, leaving=leaving)
 
-
-def _shares_of(asked: np.ndarray, offered: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """For every coordinate the share, from 0 to 1, of what is offered that comes nearest to what is asked for."""
-    nothing = np.abs(offered) <= 1e-9 * size
-    shares: np.ndarray = np.where(nothing, 1.0, np.clip(asked / np.where(nothing, 1.0, offered), 0.0, 1.0))
-    return shares
-
-
-def _coordinates(density: Family) -> np.ndarray:
-    """Locations, and logarithms of precisions."""
-    naturals = Naturals.of(density, 1)
-    shift, precision = naturals.shift[0].astype(float), naturals.precision[0].astype(float)
-    return np.concatenate([shift / precision, np.log(precision)])
-
-
-def _nats(way: np.ndarray, place: np.ndarray) -> float:
-    """How far a way leads from a place, by the Fisher information there."""
-    locations, log_precisions = np.split(way, 2)
-    precision = np.exp(place[len(locations) :])
-    return 0.5 * float(precision @ locations**2) + 0.25 * float(log_precisions @ log_precisions)
-
-
-def _share_of_changes(way: np.ndarray) -> float:
-    """The share of a way on which no precision changes too much."""
-    largest = float(np.max(np.abs(way[len(way) // 2 :])))
-    return min(1.0, LARGEST_CHANGE / max(TINY, largest))
-
-
-def _share_within(most: float, way: np.ndarray, place: np.ndarray) -> float:
-    """The share of a way that is so many nats long."""
-    return float(np.sqrt(most / max(_nats(way, place), TINY)))
-
-
-def _of_prior(prior: Naturals, place: np.ndarray, curvature: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """-KL(q ‖ prior) up to a constant, with its slope and a curvature that leaves no direction flat.
-
-    `curvature` is the models': precisions have at least the curvature that a Gaussian's own entropy gives them.
-    """
-    location, log_precision = np.split(place, 2)
-    variance, known = np.exp(-log_precision), prior.precision[0].astype(float)
-    off = location - prior.shift[0] / known
-    value = -0.5 * float(np.sum(known * variance + known * off**2 + log_precision))
-    slope = np.concatenate([-known * off, 0.5 * known * variance - 0.5])
-    of_precisions = np.maximum(0.5 * known * variance, 0.5 - curvature[len(location) :])
-    return value, slope, np.concatenate([known, of_precisions])
+    def _is_dropped(self, proposal: Proposal, site: int) -> bool:
+        """Whether a site has no say because of what it said, rather than because its update cannot be taken at all."""
+        return site not in self.said and (site in self.named or site in proposal.doubted)

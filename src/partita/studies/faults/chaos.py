@@ -69,7 +69,7 @@ class Chaos(InProcess):
                 self._worker = Worker(self._worker.job, self._worker.shards)
             (update,) = self._worker.refine([decode_task(encode_task(task), self._like)])
             if task.site in self.corrupt:
-                return [self.corrupt[task.site](update)]
+                return [*complete_updates([task], [self.corrupt[task.site](update)])]
             if self._happens(self.loss):
                 self._tasks.append(task)
                 continue
