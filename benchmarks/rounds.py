@@ -1,6 +1,6 @@
 """How many rounds it takes to come within 0.1 nats of the pooled optimum: problems × partitions × schedules × damping.
 
-    python -m benchmarks.rounds [--only PROBLEM,…] [--partitions HOW,…] [--schedules NAME,…] [--damping NAME,…]
+    python -m benchmarks.rounds [--only "PROBLEM;…"] [--partitions HOW,…] [--schedules NAME,…] [--damping NAME,…]
 
 A round is as many updates as there are sites. The pooled optimum is the best of SciPy's L-BFGS over means and log
 precisions, which starts where "secants" does and whose evaluations of the gradient are counted, and of all runs.
@@ -149,7 +149,7 @@ def rounds_within(trace: list[tuple[float, float]], best: float) -> str:
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, Pooled, Any]]:
     chosen = problems()
-    for name in options.only.split(",") if options.only else chosen:
+    for name in options.only.split(";") if options.only else chosen:
         yield name, Pooled(*chosen[name]), chosen[name][1]
 
 

@@ -16,8 +16,9 @@ from partita.server.flights import Flight, Flights, Place
 from partita.server.rules.base import FreeEnergy
 from partita.wire.tasks import Update
 
-# For so many reports it is remembered how far off the first order was; the bound is so many times that.
-KEPT, SAFETY = 3, 5.0
+# For so many reports it is remembered how far off the first order was; the bound is so many times that. Fewer than
+# `FEWEST` say too little.
+KEPT, FEWEST, SAFETY = 3, 2, 5.0
 # After a shorter way, relative to the size of values, rounding is all that would be measured.
 SHORTEST = 1e-8
 # The first order is likely to be off by this share of the nats that the posterior has moved.
@@ -248,7 +249,8 @@ class Evidence:
                 distance = report.distance(now)
                 ratios = [(found, distance / far) for found, far in self.measured.get(site, ())]
                 known = [found * max(ratio, math.sqrt(ratio)) for found, ratio in ratios]
-                errors.append(max(known, default=distance))
+                # What was measured once may have been on a way along which likelihoods happen to be linear.
+                errors.append(max([*known, distance]) if len(known) < FEWEST else max(known))
         return SAFETY * math.fsum(errors)
 
     def _likely_error(self, now: Place) -> float:

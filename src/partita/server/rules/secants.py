@@ -41,9 +41,9 @@ MOST_RETURNS = 8
 # A model has held where a site's value is short of it by at most this part of what was promised, and has not where by
 # more than that. A shortfall of `SLIGHT` nats does not matter.
 HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
-# How much further, or less far, models are followed after as many answers as there are sites; and no further than so
-# many times the ways that were gone.
-FURTHER, LESS, AHEAD = 2.0, 0.25, 8.0
+# How much further, or less far, models are followed after as many answers as there are sites, the first where they are
+# short by no more than `EXACT` of what was promised; and no further than so many times the ways that were gone.
+MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 16.0, 2.0, 0.25, 16.0, 0.01
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
 # How many times as far as the last step the next may go, in nats.
@@ -308,7 +308,8 @@ class SecantsState(RuleState):
         length = nats(said.place - model.place, said.place)
         most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
         if short <= HELD * most + SLIGHT:
-            self.reach = min(self.reach * FURTHER**part, max(self.reach, AHEAD * length))
+            growth = MUCH_FURTHER if abs(short) <= EXACT * most + SLIGHT else FURTHER
+            self.reach = min(self.reach * growth**part, max(self.reach, AHEAD * length))
         elif short > FAILED * most:
             self.reach = min(self.reach * LESS**part, max(length, self.reach * LESS))
 
