@@ -48,8 +48,10 @@ class Event:
     hyper: Hyper
     posterior: Family
     total: int
-    # Whether the schedule ends here because nothing moves any more.
+    # Whether the schedule ends here because nothing moves any more; and how many nats all that was proposed, damped or
+    # not, would have moved the posterior, if the schedule wants to know and that can be told.
     settled: bool = False
+    proposed: float | None = None
     replayed: bool = False
     # Names of sites that are not asked again since the last fold, and why.
     quarantined: Mapping[str, str] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class Event:
             "free_energy": self.free_energy,
             "free_energy_error": self.free_energy_error,
             "change": self.change,
+            "proposed": self.proposed,
             "problems": len(self.problems),
             "problem": "; ".join([*self.news, *self.other_problems][:MOST_TOLD]) or None,
             "refused": len(self.refused),

@@ -92,6 +92,7 @@ def _make_event(run: Run, received: Received, left: Proposal, change: float, aft
         posterior=ledger.posterior,
         total=run.total,
         settled=run.settings.schedule.is_settled(run.board),
+        proposed=run.board.moved[-1] if math.isfinite(run.board.moved[-1]) else None,
     )
 
 

@@ -8,7 +8,7 @@ import math
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,9 @@ import numpy as np
 from partita.foundation.checks import check_count, check_not_negative, check_share
 from partita.foundation.fields import anything, fields, one_of
 from partita.server.flights import Flights
+
+# In so many rounds, or as many turns of every site, nothing may move any more before a run has settled.
+ROUNDS_SETTLED, TURNS_SETTLED = 3, 2
 
 
 class Board:
@@ -37,7 +40,7 @@ class Board:
         # How many folds there were; how far the latest ones would have moved the posterior, had all been taken; and how
         # far the latest fold of each site has moved it, and when.
         self.folds = 0
-        self.moved: deque[float] = deque(maxlen=3)
+        self.moved: deque[float] = deque(maxlen=max(ROUNDS_SETTLED, TURNS_SETTLED * sites))
         self.last_change: dict[int, float] = {}
         self.last_visit: dict[int, int] = {}
 
@@ -93,11 +96,16 @@ class Board:
             if site not in self.away:
                 yield [site]
 
-    def passes(self, number: int, order: Callable[[], Iterable[int]]) -> Iterator[list[int]]:
-        """So many times round, in turns; a time round that nobody answered does not count."""
+    def passes(
+        self, number: int, order: Callable[[], Iterable[int]], is_settled: Callable[["Board"], bool]
+    ) -> Iterator[list[int]]:
+        """So many times round, in turns, unless it has settled; a time round that nobody answered does not count."""
         while number > 0:
             folds = self.folds
-            yield from self.turns(order())
+            for sites in self.turns(order()):
+                if is_settled(self):
+                    return
+                yield sites
             number -= self.folds > folds
 
     def random(self) -> np.random.Generator:
@@ -106,10 +114,17 @@ class Board:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`waits`: updates are folded when all that were asked have answered, rather than one by one."""
+    """Who works next, again and again.
+
+    With `settled`, a run ends before its budget is used up when all that sites propose, damped or not, would have moved
+    the posterior by at most so many nats (KL): in each of three rounds, or in two turns of every site together.
+    """
+
+    settled: float = field(default=0.0, kw_only=True)
 
     @property
     def waits(self) -> bool:
+        """Whether updates are folded when all that were asked have answered, rather than one by one."""
         return True
 
     @property
@@ -125,7 +140,7 @@ class Schedule:
     @property
     def settles(self) -> bool:
         """Whether the run ends when nothing that is proposed would move the posterior any more."""
-        return False
+        return self.settled > 0
 
     @property
     def once(self) -> bool:
@@ -138,7 +153,10 @@ class Schedule:
 
     def is_settled(self, board: Board) -> bool:
         """Whether there is no more to ask, although there might have been."""
-        return False
+        return self.settles and len(board.moved) == board.moved.maxlen and sum(board.moved) <= self.settled
+
+    def check_settled(self) -> None:
+        check_not_negative("schedule: ", settled=self.settled)
 
     @abstractmethod
     def total(self, sites: int) -> int:
@@ -158,12 +176,13 @@ class Sequential(Schedule):
 
     def __post_init__(self) -> None:
         check_count("schedule: ", passes=self.passes)
+        self.check_settled()
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         if self.together:
             while board.folds == 0:
                 yield [site for site in range(board.sites) if site not in board.away]
-        yield from board.passes(self.passes - self.together, lambda: range(board.sites))
+        yield from board.passes(self.passes - self.together, lambda: range(board.sites), self.is_settled)
 
     def total(self, sites: int) -> int:
         return self.passes * sites
@@ -195,10 +214,11 @@ class RandomOrder(Schedule):
 
     def __post_init__(self) -> None:
         check_count("schedule: ", passes=self.passes)
+        self.check_settled()
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         generator = board.random()
-        yield from board.passes(self.passes, lambda: map(int, generator.permutation(board.sites)))
+        yield from board.passes(self.passes, lambda: map(int, generator.permutation(board.sites)), self.is_settled)
 
     def total(self, sites: int) -> int:
         return self.passes * sites
@@ -212,13 +232,14 @@ class Priority(Schedule):
 
     def __post_init__(self) -> None:
         check_count("schedule: ", updates=self.updates)
+        self.check_settled()
 
     def plan(self, board: Board) -> Iterator[list[int]]:
         for sites in board.turns(range(board.sites)):
             if board.version == self.updates:
                 return
             yield sites
-        while board.version < self.updates:
+        while board.version < self.updates and not self.is_settled(board):
             yield [] if board.nobody else [self._most_urgent(board)]
 
     @staticmethod
@@ -242,19 +263,16 @@ class Synchronous(Schedule):
     """All sites at once, from the same posterior; or a random share of them each round.
 
     With `hold`, the outer loop of a double one: for so many rounds sites are told of the same earlier posterior too.
-    With `settled`, the run ends before its last round when all that sites propose, damped or not, would have moved the
-    posterior by at most so many nats (KL) in each of three rounds.
     """
 
     rounds: int = 50
     participation: float = 1.0
     hold: int = 1
-    settled: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("schedule: ", rounds=self.rounds, hold=self.hold)
         check_share("schedule: ", participation=self.participation)
-        check_not_negative("schedule: ", settled=self.settled)
+        self.check_settled()
 
     @property
     def parallel(self) -> bool:
@@ -280,12 +298,9 @@ class Synchronous(Schedule):
             # A round that nobody answered does not count.
             rest -= board.folds > folds
 
-    @property
-    def settles(self) -> bool:
-        return self.settled > 0
-
     def is_settled(self, board: Board) -> bool:
-        return self.settles and len(board.moved) == 3 and max(board.moved) <= self.settled
+        latest = list(islice(reversed(board.moved), ROUNDS_SETTLED))
+        return self.settles and len(latest) == ROUNDS_SETTLED and max(latest) <= self.settled
 
     def total(self, sites: int) -> int:
         return self.rounds * self._number(sites)
@@ -304,6 +319,7 @@ class Asynchronous(Schedule):
 
     def __post_init__(self) -> None:
         check_count("schedule: ", updates=self.updates)
+        self.check_settled()
         if self.max_staleness is not None:
             check_count("schedule: ", max_staleness=self.max_staleness)
 
@@ -316,7 +332,7 @@ class Asynchronous(Schedule):
         return True
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        while board.version < self.updates:
+        while board.version < self.updates and not self.is_settled(board):
             rest = self.updates - board.version - len(board.flights)
             yield list(islice(board.idle, min(self._room(board), rest)))
 

@@ -21,6 +21,9 @@ from partita.wire.engine import Engine
 from partita.wire.job import Job
 from partita.wire.naming import SiteNames
 
+# Where the schedule is left open: how many rounds there are at most, and the nats that sites' proposals may still move
+# the posterior by when they end before that.
+ROUNDS, SETTLED = 200, 1e-6
 # Who holds the factors: the server, one for each site; or all sites together, as one.
 Custody = Literal["open", "shared"]
 
@@ -104,7 +107,9 @@ class Settings:
         """What was left open, chosen to fit a model."""
         prior = prior_of(model, model.hyper)
         expectation = choose(model, prior, self.expectation)
-        schedule = Synchronous() if self.schedule is None else self.schedule
+        # Where there is noise, what sites propose never stops to move the posterior.
+        rounds = Synchronous() if expectation.stochastic else Synchronous(rounds=ROUNDS, settled=SETTLED)
+        schedule = rounds if self.schedule is None else self.schedule
         damping, solver = self._choose_damping(prior, expectation, schedule)
         start = model.start
         if isinstance(damping, Secants):

@@ -63,7 +63,7 @@ class Secants:
     """
 
     memory: int = 100
-    numbers: int = 400
+    numbers: int = 240
     first: float = 0.05
 
     def __post_init__(self) -> None:
@@ -222,7 +222,9 @@ class SecantsState(RuleState):
             model = known.moved(place, free_energy, slope, curvature)
         self.models = {None: model}
         way = highest([model], place, 0 * place, 0 * place)
-        share = min(share_of_changes(way), share_within(LEAP * self.gone, way, place))
+        # One secant says how curved one way is: the next is gone half.
+        share = min(0.5 if len(model.ways) == 1 else 1.0, share_of_changes(way))
+        share = min(share, share_within(LEAP * self.gone, way, place))
         self.gone = max(SLIGHT, share**2 * nats(way, place))
         self.step = Step(place, free_energy, dict(heard), way, float(slope @ way), share)
         return place + share * way, share
