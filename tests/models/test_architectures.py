@@ -191,6 +191,12 @@ def test_layers_that_look_beyond_a_row_are_refused():
         Network(lambda params, X: X @ params, params=np.ones((3, 2), int))
 
 
+def test_more_than_one_array_of_outputs_is_refused():
+    model = Network(Sequence(jnp.ravel, linear(64), lambda x: (x, x)))
+    with pytest.raises(InputError, match="^layers: expected one array of outputs, got 2"):
+        model.shard(0, (ROWS, np.arange(6)))
+
+
 @pytest.mark.parametrize("module", [with_dropout(0.0), with_dropout(0.5, inference=True)])
 def test_dropout_that_drops_nothing_is_taken(module):
     assert Network(module).predictors(Network(module).start.location, ROWS).shape == (6, 10)

@@ -122,7 +122,9 @@ class Apply(eqx.Module):
     def __call__(self, params: Any, X: Array) -> Array:
         rest = self._parts[1]
         run = map_over_rows if self.by_row else apply_to_rows
-        return run(lambda learnt, rows: self.function(eqx.combine(learnt, rest), rows), params, X)
+        f = run(lambda learnt, rows: self.function(eqx.combine(learnt, rest), rows), params, X)
+        # Constants of a module may be doubles, where JAX's flag says so.
+        return f.astype(X.dtype)
 
     @property
     def shapes(self) -> Any:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from partita.errors import InputError
 from partita.foundation.runtime import Array
 from partita.models.convolutions import can_convolve, convolve, pool
 
@@ -44,7 +45,7 @@ def map_over_rows(function: Callable[[Any, Array], Array], params: Any, X: Array
     one = jax.ShapeDtypeStruct(X.shape[1:], X.dtype)
     program = jax.make_jaxpr(function)(params, one)
     known = [Value(leaf, False) for leaf in jax.tree.leaves(params)]
-    (found,) = _run(program, [*known, Value(jnp.moveaxis(X, 0, -1), True)])
+    found = _run_for_one(program, [*known, Value(jnp.moveaxis(X, 0, -1), True)])
     if not found.by_row:
         return jnp.broadcast_to(found.array, (len(X), *found.array.shape))
     return jnp.moveaxis(found.array, -1, 0)
@@ -53,9 +54,15 @@ def map_over_rows(function: Callable[[Any, Array], Array], params: Any, X: Array
 def apply_to_rows(function: Callable[[Any, Array], Array], params: Any, X: Array) -> Array:
     """A function of many rows, with its convolutions and its pooling taken apart."""
     program = jax.make_jaxpr(function)(params, X)
-    (found,) = _run(program, [Value(leaf, False) for leaf in (*jax.tree.leaves(params), X)])
-    array: Array = found.array
+    array: Array = _run_for_one(program, [Value(leaf, False) for leaf in (*jax.tree.leaves(params), X)]).array
     return array
+
+
+def _run_for_one(program: ClosedJaxpr, given: Sequence[Value]) -> Value:
+    found = _run(program, given)
+    if len(found) != 1:
+        raise InputError(f"layers: expected one array of outputs, got {len(found)}")
+    return found[0]
 
 
 def _run(program: ClosedJaxpr, given: Sequence[Value]) -> list[Value]:

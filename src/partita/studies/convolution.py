@@ -5,7 +5,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,15 +69,16 @@ def make_network(quick: bool, seed: int) -> Network:
     return Network(Convolutional(8, (3, 2), 50, seed) if quick else Convolutional(seed=seed))
 
 
-def trace_rounds(images: Images, model: Network, how: str, rounds: int, seed: int) -> Sequence[Row]:
+def trace_rounds(images: Images, model: Network, shuffled: bool, rounds: int, seed: int) -> list[Row]:
     """What is found every few rounds, and how long a round took."""
-    sites = split(images.train, SITES, how, seed=seed)
-    found, began = [], time.perf_counter()
+    sites = split(images.train, SITES, "iid" if shuffled else "whole-labels", seed=seed)
+    found: list[Row] = []
+    began = time.perf_counter()
     for number, event in enumerate(events(model, sites, schedule=Synchronous(rounds), seed=seed), start=1):
         if number % EVERY == 0 or number == rounds:
             taken = (time.perf_counter() - began) / (number - (found[-1]["round"] if found else 0))
             score = images.score(model, event.posterior)
-            found.append({"how": how, "seed": seed, "round": number, "seconds_a_round": taken, **score})
+            found.append({"shuffled": shuffled, "seed": seed, "round": number, "seconds_a_round": taken, **score})
             began = time.perf_counter()
     return found
 
@@ -88,7 +88,7 @@ def measure_convolution(
     rounds: Annotated[int, Option(min=1, help="How many rounds.")] = 150,
     seeds: Seeds = 1,
     rows: Annotated[int | None, Option(min=100, help="Only so many training rows.")] = None,
-    how: Annotated[str, Option(help="How rows are spread over sites: whole-labels, iid.")] = "whole-labels",
+    shuffled: Annotated[bool, Option("--shuffled", help="Rows shuffled over sites, not one class at each.")] = False,
     quick: Quick = False,
     validate: Validate = False,
     folder: Folder = None,
@@ -97,10 +97,10 @@ def measure_convolution(
     images = Images.load("digits" if quick else "mnist", folder, rows, validate)
     lines = []
     for seed in range(seeds):
-        for row in trace_rounds(images, make_network(quick, seed), how, rounds, seed):
+        for row in trace_rounds(images, make_network(quick, seed), shuffled, rounds, seed):
             lines.append(json.dumps(row))
             say(
-                f"{how}, seed {seed}, round {row['round']}: error {100 * row['error']:.2f} %, NLL {row['nll']:.4f}, "
+                f"seed {seed}, round {row['round']}: error {100 * row['error']:.2f} %, NLL {row['nll']:.4f}, "
                 f"{row['seconds_a_round']:.2f} s a round"
             )
             out.write_text("\n".join(lines) + "\n")
