@@ -5,6 +5,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,18 +70,16 @@ def make_network(quick: bool, seed: int) -> Network:
     return Network(Convolutional(8, (3, 2), 50, seed) if quick else Convolutional(seed=seed))
 
 
-def trace_rounds(images: Images, model: Network, shuffled: bool, rounds: int, seed: int) -> list[Row]:
+def trace_rounds(images: Images, model: Network, shuffled: bool, rounds: int, seed: int) -> Iterator[Row]:
     """What is found every few rounds, and how long a round took."""
     sites = split(images.train, SITES, "iid" if shuffled else "whole-labels", seed=seed)
-    found: list[Row] = []
-    began = time.perf_counter()
+    before, began = 0, time.perf_counter()
     for number, event in enumerate(events(model, sites, schedule=Synchronous(rounds), seed=seed), start=1):
         if number % EVERY == 0 or number == rounds:
-            taken = (time.perf_counter() - began) / (number - (found[-1]["round"] if found else 0))
+            taken = (time.perf_counter() - began) / (number - before)
             score = images.score(model, event.posterior)
-            found.append({"shuffled": shuffled, "seed": seed, "round": number, "seconds_a_round": taken, **score})
-            began = time.perf_counter()
-    return found
+            yield {"shuffled": shuffled, "seed": seed, "round": number, "seconds_a_round": taken, **score}
+            before, began = number, time.perf_counter()
 
 
 def measure_convolution(
