@@ -1,4 +1,4 @@
-"""One synchronous round of a network at ten sites, 784-200-10, and how much of it is not training.
+"""One synchronous round of networks at ten sites, 784-200-10 and a convolutional one, and how much is not training.
 
 Rounds of one run take turns with the same compiled refinements, called directly: a busy machine slows both down. Ratios
 are of each round to the mean of the bare ones before and after it, and to what the sites themselves took in it. With
@@ -25,6 +25,7 @@ from partita.free_energy import LocalProblem
 from partita.models import prior_of
 from partita.site.worker import load_shards
 from partita.solvers.choice import choose_solver
+from partita.studies.convolution import make_network
 
 SIZES, SITES, ROWS, BATCH = (784, 200, 10), 10, 6000, 200
 ROUNDS = 12
@@ -67,16 +68,16 @@ class Bare:
 
 
 def rounds(model: pt.models.Network, shards: list, number: int, settings: dict[str, Any]) -> Iterator[np.ndarray]:
-    """Seconds of every round but the first two, which compile: in all, and at the sites."""
+    """Seconds of every round but the first two, which compile: in all, at the sites, and of processors in all."""
     schedule = pt.schedules.Synchronous(rounds=number + 2)
     run = pt.events(model, shards, schedule=schedule, **settings)
     before = 0.0
     for count in range(number + 2):
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         event = next(run)
-        taken = time.perf_counter() - began
+        taken, busy = time.perf_counter() - began, time.process_time() - worked
         if count >= 2:
-            yield np.array([taken, event.seconds - before])
+            yield np.array([taken, event.seconds - before, busy])
         before = event.seconds
 
 
@@ -96,21 +97,29 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", choices=["epoch", "defaults"])
+    parser.add_argument("--only", choices=["epoch", "defaults", "convolution"])
     wanted = parser.parse_args()
-    model, shards = pt.models.Network(SIZES), problem()
-    kinds = {"epoch": ("one epoch of Adam in batches of 200", ONE_EPOCH), "defaults": ("defaults", DEFAULT)}
-    for name, settings in kinds.values() if wanted.only is None else [kinds[wanted.only]]:
+    dense, shards = pt.models.Network(SIZES), problem()
+    kinds = {
+        "epoch": ("one epoch of Adam in batches of 200", dense, ONE_EPOCH),
+        "defaults": ("defaults", dense, DEFAULT),
+        "convolution": (
+            "two convolutions of 5 × 5, 8 and 16 channels, and a dense layer",
+            make_network(False, 0),
+            DEFAULT,
+        ),
+    }
+    for name, model, settings in kinds.values() if wanted.only is None else [kinds[wanted.only]]:
         bare = Bare(model, shards, settings)
         bare.seconds(0)
         turns, alone = [], [bare.seconds(0)]
         for number, taken in enumerate(rounds(model, shards, wanted.rounds, settings)):
             turns.append(taken)
             alone.append(bare.seconds(number))
-        whole, at_sites = np.array(turns).T
+        whole, at_sites, busy = np.array(turns).T
         between = (np.array(alone[1:]) + np.array(alone[:-1])) / 2
         ratio, inside = np.median(whole / between), np.median(whole / at_sites)
-        print(f"{name}: {np.median(whole):.2f} s a round")
+        print(f"{name}: {np.median(whole):.2f} s a round, {np.median(busy):.2f} s of processors' time")
         print(f"  {np.median(alone):.2f} s in bare refinements: a round takes {ratio:.2f} × that")
         print(f"  {np.median(at_sites):.2f} s at the sites in the same runs: a round takes {inside:.2f} × that")
         print(f"  {PEER / np.median(whole):.1f} × as fast as the {PEER} s quoted, not measured, for a peer in PyTorch")

@@ -12,6 +12,7 @@ import partita as pt
 from partita.errors import InputError
 from partita.expectations import (
     ClosedForm,
+    DrawnFisher,
     ExpectedHessian,
     ExpectedSlope,
     GaussHermite,
@@ -201,7 +202,7 @@ tree_model = pt.Model(
         (gaussian_model, ExpectedSlope),
         (gamma_model, MonteCarlo),
         (tree_model, ExpectedSlope),
-        (pt.models.Network(lambda params, X: X @ params, params=np.zeros((2, 3), np.float32)), MonteCarlo),
+        (pt.models.Network(lambda params, X: X @ params, params=np.zeros((2, 3), np.float32)), DrawnFisher),
         (pt.models.Network([2, 3, 2]), GaussNewton),
     ],
 )
@@ -267,6 +268,7 @@ def test_slopes_of_a_quadratic_are_exact_and_zero_where_nothing_is_seen():
         (ONE_PREDICTOR["logistic"][0], LocalReparameterisation()),
         (ONE_PREDICTOR["logistic"][0], GaussNewton()),
         (pt.models.SoftmaxRegression(features=2, classes=3), GaussNewton()),
+        (pt.models.SoftmaxRegression(features=2, classes=3), DrawnFisher()),
         (pt.models.Network([2, 3, 2]), ClosedForm()),
         (pt.models.Network([2, 1], likelihood="bernoulli"), GaussHermite()),
         (pt.models.LinearRegression(features=2), GaussHermite()),

@@ -1,4 +1,4 @@
-"""E_q[log p(y_n | θ)], one number per row: seven ways, and which one fits a model.
+"""E_q[log p(y_n | θ)], one number per row: eight ways, and which one fits a model.
 
 Each takes the density as it is differentiated: a family, or a Gaussian's mean parameters, which know their
 location, covariance and draws just as well.
@@ -6,7 +6,6 @@ location, covariance and draws just as well.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -17,6 +16,7 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import AbstractGaussian, Family, GaussianView
 from partita.foundation.checks import check_count
+from partita.foundation.points import hermite, normal_points, white_points
 from partita.foundation.runtime import Array, ravel
 from partita.foundation.shapes import PerRow, Points, Scalar
 from partita.models import AbstractModel, Hyper
@@ -28,6 +28,8 @@ TINY = 1e-30
 # data are looked at together, in numbers.
 MOST_CURVED = 300
 NUMBERS_AT_ONCE = 200_000
+# At least into how many parts a network's rows are divided, if there are so many: noise averages over parts.
+FEWEST_PARTS = 16
 
 
 class Expectation(eqx.Module):
@@ -179,6 +181,86 @@ class GaussNewton(LocalReparameterisation):
         return jnp.sum(jnp.where(weights > 0, weights * values, 0)), tuple(gradient), tuple(precision)
 
 
+class DrawnFisher(Expectation):
+    """Messages of networks of any architecture: gradients at draws of the weights, one draw for each part of the rows.
+
+    A message's mean is that of the gradient. Its precision is the diagonal of the Fisher information: the square of a
+    part's gradient for labels that the model draws itself. Their scores have mean zero and are independent, so that the
+    square of their sum is, on average, the sum of their squares. For one part its noise is as large as itself; it
+    averages over parts, and of very many, up to `fewer` times fewer are asked. Few rows have smaller parts.
+    """
+
+    rows_at_once: int = 50
+    fewer: int = 4
+
+    has_message: ClassVar[bool] = True
+    is_direction: ClassVar[bool] = True
+
+    def __check_init__(self) -> None:
+        check_count("DrawnFisher: ", rows_at_once=self.rows_at_once, fewer=self.fewer)
+
+    @property
+    def stochastic(self) -> bool:
+        return True
+
+    def _size(self, rows: int) -> int:
+        """How many rows make a part."""
+        return min(self.rows_at_once, -(-rows // FEWEST_PARTS))
+
+    def __call__(self, model: AbstractModel, q: Any, data: Any, hyper: Hyper, key: Array) -> PerRow:
+        rows = len(jax.tree.leaves(data)[0])
+        size = self._size(rows)
+        shard = Shard(data, jnp.ones(rows, model.dtype), jnp.asarray(rows))
+
+        def values(number: Array) -> Array:
+            theta = q.sample_cheaply(jax.random.fold_in(key, number))
+            return model.log_prob(theta, shard.part(number, size).data, hyper)
+
+        parts = jax.lax.map(values, jnp.arange(-(-rows // size)))
+        # The last part begins earlier, where rows do not fill it.
+        return jnp.concatenate([parts[:-1].ravel(), parts[-1][-1 - (rows - 1) % size :]])
+
+    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Scalar, Any]:
+        size = self._size(shard.capacity)
+        parts = -(-shard.capacity // size)
+        every = int(np.clip(parts // FEWEST_PARTS, 1, self.fewer))
+        gradient_key, fisher_key, first_key = jax.random.split(key, 3)
+        first = jax.random.randint(first_key, (), 0, every)
+
+        def add(total: Any, number: Array) -> tuple[Any, None]:
+            found = self._gradient(model, q, shard.part(number, size), hyper, jax.random.fold_in(gradient_key, number))
+            return jax.tree.map(jnp.add, total, found), None
+
+        def add_squares(total: Any, number: Array) -> tuple[Any, None]:
+            # A number beyond the last one's is a part whose rows all have weight zero.
+            part = shard.part(first + every * number, size)
+            score = self._score(model, q, part, hyper, jax.random.fold_in(fisher_key, number))
+            return jax.tree.map(lambda t, s: t + every * s**2, total, score), None
+
+        zeros = jax.tree.map(jnp.zeros_like, q.location)
+        (value, gradient), _ = jax.lax.scan(add, (jnp.zeros((), q.dtype), zeros), jnp.arange(parts))
+        precision, _ = jax.lax.scan(add_squares, zeros, jnp.arange(-(-parts // every)))
+        return value, type(q)(jax.tree.map(lambda g, p, m: g + p * m, gradient, precision, q.location), precision)
+
+    def _gradient(self, model: Any, q: Any, part: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any]:
+        """log p and its gradient, summed over rows, at one draw."""
+
+        def total(theta: Any) -> Array:
+            return jnp.sum(jnp.where(part.weights > 0, part.weights * model.log_prob(theta, part.data, hyper), 0))
+
+        found: tuple[Array, Any] = jax.value_and_grad(total)(q.sample_cheaply(key))
+        return found
+
+    def _score(self, model: Any, q: Any, part: Shard, hyper: Hyper, key: Array) -> Any:
+        """The gradient at one draw for targets that are drawn there, with roots of weights: those are of squares."""
+        draw_key, label_key = jax.random.split(key)
+        X, y = part.data
+        f, pull = jax.vjp(lambda theta: model.predictors(theta, X), q.sample_cheaply(draw_key))
+        drawn = model.sample_targets(f, hyper, label_key, y)
+        slopes = jax.vmap(jax.grad(model.pointwise), (0, 0, None))(f, drawn, hyper)
+        return pull(jnp.where(part.weights[:, None] > 0, jnp.sqrt(part.weights)[:, None] * slopes, 0))[0]
+
+
 class MonteCarlo(Expectation):
     """Draws of the parameters, differentiated through (Rezende et al., 2014); for any model."""
 
@@ -286,6 +368,8 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
             return ClosedForm()
         if model.layered and prior.is_mean_field:
             return GaussNewton()
+        if model.drawn and prior.is_mean_field:
+            return DrawnFisher()
         if model.projected and gaussian:
             return GaussHermite() if model.outputs == 1 else LocalReparameterisation()
         if model.drawn or not few:
@@ -300,6 +384,8 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
         problem = "networks draw afresh: say fixed=False"
     elif isinstance(wanted, GaussNewton) and not model.layered:
         problem = "it needs a network of dense layers"
+    elif isinstance(wanted, DrawnFisher) and not (model.drawn and prior.is_mean_field):
+        problem = "it needs a network and a mean-field posterior"
     elif isinstance(wanted, ExpectedHessian) and not vector:
         problem = f"it needs a Gaussian posterior over a vector of at most {MOST_CURVED} numbers"
     elif isinstance(wanted, ExpectedSlope) and not few:
@@ -311,30 +397,3 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
     if problem:
         raise InputError(f"expectation: {type(wanted).__name__} does not fit {type(model).__name__}: {problem}")
     return wanted
-
-
-@lru_cache
-def hermite(points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights for expectations under N(0, 1)."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(points)
-    return nodes, weights / weights.sum()
-
-
-@lru_cache
-def normal_points(samples: int, dimension: int) -> np.ndarray:
-    """Symmetric low-discrepancy standard normal points, with unit second moment in every coordinate."""
-    from scipy.stats import norm, qmc
-
-    half = max(1, samples // 2)
-    uniform = qmc.Sobol(dimension, rng=0).random_base2(max(1, (half - 1).bit_length()))[:half]
-    points = norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9))
-    both = np.concatenate([points, -points])
-    return both / np.sqrt(np.mean(both**2, axis=0))
-
-
-@lru_cache
-def white_points(samples: int, dimension: int) -> np.ndarray:
-    """The same, with the identity as their second moment; more of them, where there have to be."""
-    points = normal_points(max(samples, 4 * dimension), dimension)
-    L = np.linalg.cholesky(points.T @ points / len(points))
-    return points @ np.linalg.inv(L).T

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import TINY, Expectation, hermite
+from partita.expectations import TINY, Expectation
 from partita.families import Family, inner
+from partita.foundation.points import hermite
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Scalar
 from partita.models import AbstractModel, Hyper

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError
-from partita.expectations import hermite, normal_points
 from partita.families import Family
 from partita.foundation.plain import Row
+from partita.foundation.points import hermite, normal_points
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper, Predictor
 from partita.shards import as_numbers, check_rows

@@ -15,7 +15,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate, linalg, stats
 
 from partita.errors import FamilyMismatch, MissingCapability, PartitaError
-from partita.expectations import white_points
 from partita.families import (
     REGISTRY,
     AbstractGaussian,
@@ -35,6 +34,7 @@ from partita.families import (
     WeightsAndNoise,
     inner,
 )
+from partita.foundation.points import white_points
 from partita.foundation.runtime import on_host, precision
 
 DRAWS = (2, 10_000)

@@ -12,7 +12,7 @@ from scipy import special, stats
 
 import partita as pt
 from partita.errors import InputError, ShardError
-from partita.expectations import GaussNewton, LocalReparameterisation, MonteCarlo, choose
+from partita.expectations import DrawnFisher, GaussNewton, LocalReparameterisation, MonteCarlo, choose
 from partita.families import MeanField
 from partita.models import Network, prior_of
 from partita.models.network import Layer
@@ -185,7 +185,7 @@ def test_outputs_that_do_not_fit_the_likelihood_are_refused():
 def test_expectations_that_need_layers_are_refused_for_functions():
     model = Network(lambda p, X: X @ p, params=np.ones((3, 4)))
     prior = MeanField.from_moments(np.zeros((3, 4), np.float32), np.float32(1))
-    assert isinstance(choose(model, prior), MonteCarlo)
+    assert isinstance(choose(model, prior), DrawnFisher)
     for wanted in (GaussNewton(), LocalReparameterisation()):
         with pytest.raises(InputError, match=f"{type(wanted).__name__} does not fit Network"):
             choose(model, prior, wanted)

@@ -1,5 +1,6 @@
 """Studies by name: the registry and the commands agree, and what few people have is asked for when it is needed."""
 
+import json
 import subprocess
 import sys
 
@@ -97,3 +98,15 @@ def test_parts_of_a_study_are_chosen_by_name():
     assert choose([first, second], ["second"]) == [second]
     with pytest.raises(InputError, match="expected one of first, second, got 'third'"):
         choose([first, second], ["third"])
+
+
+def test_a_convolutional_network_is_traced(tmp_path):
+    done = CliRunner().invoke(
+        app,
+        ["study", "convolution", "--quick", "--rows", "400", "--rounds", "12", "--out", str(tmp_path / "trace.jsonl")],
+    )
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [10, 12]
+    assert rows[-1]["error"] < 0.7
+    assert "round 12: error" in done.output

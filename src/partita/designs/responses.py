@@ -15,8 +15,8 @@ import numpy as np
 from scipy.special import expit
 
 from partita.errors import InputError
-from partita.expectations import hermite
 from partita.families.weights_and_noise import DEGREES
+from partita.foundation.points import hermite
 from partita.metrics import sum_bins
 from partita.models import AbstractModel, LinearRegression, LogisticRegression, PoissonRegression
 

@@ -12,7 +12,15 @@ from partita.families.abstract_gaussian import LOG_2PI, AbstractGaussian, standa
 from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, as_array, cheap_normal, in_own_precision, ravel, same_structure
+from partita.foundation.runtime import (
+    Array,
+    as_array,
+    cheap_normal,
+    cheap_normals,
+    in_own_precision,
+    ravel,
+    same_structure,
+)
 from partita.foundation.shapes import Inputs, Matrix, Moments, Points, Predictors, Scalar, Vector
 
 LARGEST_DENSE = 10_000
@@ -59,6 +67,11 @@ class Diagonal:
         location, variance = self.location, self.variance
         noise = standard_noise(key, shape, location)
         return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, noise)
+
+    def sample_cheaply(self: HasMoments, key: Array) -> Any:
+        """One draw, by a generator that is good enough for the noise of gradients."""
+        location, variance = self.location, self.variance
+        return jax.tree.map(lambda m, v, e: m + jnp.sqrt(v) * e, location, variance, cheap_normals(key, location))
 
     def moments_along(self: HasMoments, X: Inputs) -> tuple[Predictors, Predictors]:
         """Mean and variance of Xθᵀ, for θ an array whose last axis meets the columns of X."""

@@ -114,6 +114,15 @@ def cheap_normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     return (math.sqrt(2) * jax.lax.erf_inv(uniform)).reshape(shape)
 
 
+def cheap_normals(key: Array, tree: Any) -> Any:
+    """Such draws for every number of a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(key, len(leaves))
+    return jax.tree.unflatten(
+        structure, [cheap_normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    )
+
+
 def cache_compilation(folder: Path | None = None) -> None:
     """Keep compiled programs between processes, in `folder` or the user's cache directory."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "partita" / "jax"

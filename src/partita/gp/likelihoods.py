@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError
-from partita.expectations import hermite
 from partita.foundation import fields as checks
 from partita.foundation.checks import check_one_of, check_positive
+from partita.foundation.points import hermite
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Scalar
 from partita.gp.shapes import Values

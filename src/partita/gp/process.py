@@ -10,10 +10,10 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 
 from partita.errors import InputError, ShardError
-from partita.expectations import hermite
 from partita.families import Family
 from partita.families.gaussian import Gaussian
 from partita.foundation.checks import check_not_negative
+from partita.foundation.points import hermite
 from partita.foundation.runtime import Array, on_host, precision
 from partita.foundation.shapes import Inputs, PerRow, Scalar, Vector
 from partita.gp.kernels import Kernel

@@ -17,6 +17,7 @@ from partita.foundation.shapes import Inputs, Predictors, Scalar
 from partita.foundation.text import clean
 from partita.models.base import Hyper, Predictor, Rows
 from partita.models.network_likelihoods import NetworkLikelihood, make_likelihood
+from partita.models.rows_last import apply_to_rows, map_over_rows
 from partita.shards import Shard, as_numbers
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -29,6 +30,8 @@ Likelihood = Literal["softmax", "gaussian", "bernoulli"]
 
 # The most dense layers, which take minutes to compile, and the most units of one, which fit into no memory.
 MOST_LAYERS, WIDEST = 100, 10**9
+# How many rows go through a network that is not dense together: what its layers give takes memory.
+ROWS_AT_ONCE = 500
 # Draws of the parameters that the variance of a prediction is taken over.
 DRAWS = 256
 
@@ -103,20 +106,32 @@ class Dense(eqx.Module):
 
 
 class Apply(eqx.Module):
-    """Any function of parameters and rows."""
+    """Any function of parameters and rows. Of what it is given, arrays of floating-point numbers are learnt.
+
+    With `by_row` it is a function of one row, and what it is given is a module, whose numbers are settings.
+    """
 
     function: Callable[[Any, Array], Array]
-    params: Any
+    given: Any
+    by_row: bool = eqx.field(static=True)
+
+    @property
+    def _parts(self) -> tuple[Any, Any]:
+        return eqx.partition(self.given, eqx.is_inexact_array if self.by_row else eqx.is_inexact_array_like)
 
     def __call__(self, params: Any, X: Array) -> Array:
-        return self.function(params, X)
+        rest = self._parts[1]
+        run = map_over_rows if self.by_row else apply_to_rows
+        f = run(lambda learnt, rows: self.function(eqx.combine(learnt, rest), rows), params, X)
+        # Constants of a module may be doubles, where JAX's flag says so.
+        return f.astype(X.dtype)
 
     @property
     def shapes(self) -> Any:
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), self.params)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), self._parts[0])
 
     def start(self, seed: int) -> Any:
-        return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), self.params)
+        return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), self._parts[0])
 
 
 def _sizes(given: Sequence[Any]) -> tuple[Any, ...]:
@@ -124,13 +139,24 @@ def _sizes(given: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(int(size) if is_whole(size) else size for size in given)
 
 
-class OverRows(eqx.Module):
-    """An Equinox module of one row, as a function of its arrays and many rows."""
+def _call(module: Any, row: Array) -> Array:
+    found: Array = module(row)
+    return found
 
-    rest: Any
 
-    def __call__(self, params: Any, X: Array) -> Array:
-        return jax.vmap(eqx.combine(params, self.rest))(X)
+def _check_module(module: eqx.Module) -> None:
+    """Refuse layers that see more than one row, or draw at random."""
+    for layer in jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.StateIndex | eqx.nn.Dropout)):
+        if isinstance(layer, eqx.nn.StateIndex):
+            raise InputError(
+                "layers: a layer keeps a state, as BatchNorm does, of rows that other sites do not have: use LayerNorm "
+                "or GroupNorm, which look at one row"
+            )
+        if isinstance(layer, eqx.nn.Dropout) and not layer.inference and layer.p != 0:
+            raise InputError(
+                "layers: Dropout draws at random where the posterior already does: leave it out, or give "
+                "eqx.nn.inference_mode(module)"
+            )
 
 
 class Network(Predictor):
@@ -182,8 +208,12 @@ class Network(Predictor):
                 raise InputError(f"heads: {self.layers[-1]} outputs cannot be shared by {self.heads} heads")
         elif not callable(self.layers):
             raise InputError("layers: expected sizes, an Equinox module or a function apply(params, X)")
-        elif not isinstance(self.layers, eqx.Module) and self.params is None:
+        elif isinstance(self.layers, eqx.Module):
+            _check_module(self.layers)
+        elif self.params is None:
             raise InputError("params: a function apply(params, X) needs parameters to start from")
+        if not jax.tree.leaves(self.network.shapes):
+            raise InputError("layers: there is nothing to learn: parameters are arrays of floating-point numbers")
 
     @classmethod
     def for_data(cls, X: np.ndarray, y: np.ndarray, *, hidden: Sequence[int] = (50,), **settings: Any) -> Self:
@@ -196,9 +226,8 @@ class Network(Predictor):
         if isinstance(self.layers, tuple):
             return Dense(self.layers, self.activation)
         if isinstance(self.layers, eqx.Module):
-            params, rest = eqx.partition(self.layers, eqx.is_inexact_array)
-            return Apply(OverRows(rest), params)
-        return Apply(self.layers, self.params)
+            return Apply(_call, self.layers, by_row=True)
+        return Apply(self.layers, self.params, by_row=False)
 
     @property
     def likelihood_of_targets(self) -> NetworkLikelihood:
@@ -250,7 +279,13 @@ class Network(Predictor):
         return y
 
     def predictors(self, params: Any, X: Array) -> Array:
-        return self.network(params, X)
+        network, rows = self.network, len(X)
+        if self.layered or rows <= ROWS_AT_ONCE:
+            return network(params, X)
+        parts = -(-rows // ROWS_AT_ONCE)
+        padded = jnp.concatenate([X, X[: parts * ROWS_AT_ONCE - rows]]).reshape(parts, ROWS_AT_ONCE, *X.shape[1:])
+        f = jax.lax.map(lambda part: network(params, part), padded)
+        return f.reshape(-1, *f.shape[2:])[:rows]
 
     def draws(self, q: Any, X: Array) -> Callable[[Array], Array]:
         network = self.network

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import TINY, hermite
+from partita.expectations import TINY
 from partita.families import AbstractGaussian, Family, inner
 from partita.foundation.checks import check_count, check_share
+from partita.foundation.points import hermite
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Moments, Scalar, Vector
 from partita.free_energy import LocalProblem

@@ -110,6 +110,10 @@ STUDIES: tuple[Study, ...] = (
         "heterogeneous:compare_rules", "minutes",
     ),
     Study(
+        "convolution", "A convolutional network on MNIST with one class per site, by default settings, round by round.",
+        "convolution:measure_convolution", "fifteen minutes; a minute with --quick", MNIST,
+    ),
+    Study(
         "estimator-checks", "All of scikit-learn's checks on the estimators as they come.",
         "estimator_checks:check_estimators", "minutes",
     ),
