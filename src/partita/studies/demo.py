@@ -31,7 +31,7 @@ ALONE = FixedPoint(steps=100, tolerance=1e-4)
 WAYS = {
     "global VI, pooled": Scheme("one site has all data", Synchronous(rounds=3 * ROUNDS, settled=1e-6), pooled=True),
     "PVI synchronous": Scheme("all sites at once", Synchronous(rounds=ROUNDS)),
-    "PVI sequential": Scheme("site after site", Sequential(passes=ROUNDS, settled=1e-3)),
+    "PVI sequential": Scheme("site after site", Sequential(passes=ROUNDS)),
     "PVI asynchronous": Scheme("whoever is ready", Asynchronous(updates=ROUNDS * SITES)),
     "BCM, same prior": Scheme("each site once, alone", Synchronous(rounds=1), ALONE, 1.0),
     "BCM, split prior": Scheme("the same with the prior split", Synchronous(rounds=1), ALONE, 1.0, split_prior=True),
