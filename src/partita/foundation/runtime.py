@@ -98,6 +98,22 @@ def in_own_precision(method: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def on_both_sides(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of a pytree that is written with `foundation.algebra` compute in NumPy, unless it is traced.
+
+    Called from ordinary Python nothing is compiled, and the arrays' own precision is kept.
+    """
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any) -> Any:
+        if is_traced((self, args)):
+            return method(self, *args)
+        with np.errstate(all="ignore"):
+            return on_host(method(on_host(self), *on_host(args)))
+
+    return wrapped
+
+
 def cheap_normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     """Standard normal draws for gradient noise, several times faster than `jax.random.normal`.
 

@@ -52,6 +52,7 @@ class SparseProcess(AbstractModel):
     power: float = eqx.field(static=True, default=0.0)
 
     projected: ClassVar[bool] = True
+    prior_on_host: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         if self.points.ndim != 2 or not self.points.size or not np.all(np.isfinite(self.points)):
@@ -79,7 +80,7 @@ class SparseProcess(AbstractModel):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         size = len(self.points)
-        return Gaussian(jnp.zeros(size, self.dtype), jnp.eye(size, dtype=self.dtype))
+        return Gaussian(np.zeros(size, self.dtype), np.eye(size, dtype=self.dtype))
 
     def shard(self, site: int, raw: Any) -> Shard:
         """Check `(X, y)` or `(X, y, weights)`, and keep rows of v, and y beside s."""

@@ -57,6 +57,7 @@ class LatentDirichletAllocation(AbstractModel):
 
     closed_form: ClassVar[bool] = True
     conjugate: ClassVar[bool] = True
+    prior_on_host: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_count("LatentDirichletAllocation: ", topics=self.topics, words=self.words, iterations=self.iterations)
