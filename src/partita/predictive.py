@@ -14,7 +14,7 @@ from partita.families import Family
 from partita.foundation.plain import Row
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper, Predictor
-from partita.shards import as_numbers, check_rows
+from partita.shards import as_numbers, check_rows, pad_rows
 
 QUADRATURE_POINTS = 40
 
@@ -24,14 +24,18 @@ def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: 
     predictor = _predictor(model)
     rows = _rows(predictor, X)
     with precision(model.dtype):
-        return on_host(_expected_response(predictor, posterior, rows, samples))
+        response: np.ndarray = on_host(_expected_response(predictor, posterior, pad_rows(rows), samples))
+    return response[: len(rows)]
 
 
 def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any) -> np.ndarray:
     """The standard deviation of a new observation, noise included, where the model has one."""
     predictor = _predictor(model)
+    rows = _rows(predictor, X)
     with precision(model.dtype):
-        return np.sqrt(on_host(predictor.predictive_variance(posterior, _rows(predictor, X), hyper)))
+        numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
+        variance: np.ndarray = on_host(_predictive_variance(predictor, posterior, pad_rows(rows), numbers))
+    return np.sqrt(variance[: len(rows)])
 
 
 def scaled_columns(design: Row, X: Any) -> np.ndarray:
@@ -81,6 +85,11 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
         return jnp.tensordot(weights, model.response(f), axes=1)
     draw = model.draws(posterior, X)
     return _mean_over(jax.random.split(jax.random.key(0), samples), lambda key: model.response(draw(key)))
+
+
+@eqx.filter_jit
+def _predictive_variance(model: Predictor, posterior: Family, X: Array, hyper: Hyper) -> Array:
+    return model.predictive_variance(posterior, X, hyper)
 
 
 def _mean_over(keys: Array, function: Callable[[Array], Array]) -> Array:

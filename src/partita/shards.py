@@ -12,6 +12,10 @@ from partita.errors import ShardError
 from partita.foundation.frames import check_columns, has_dates
 from partita.foundation.runtime import Array
 
+# Rows to predict for are padded to so many at least, and to twice as many again up to the second number: every size is
+# compiled anew, which takes longer than rows that nobody asked for.
+FEWEST_PREDICTED, MOST_DOUBLED = 64, 1024
+
 
 class Shard(eqx.Module):
     """Rows of data, with a weight each. Padding repeats the first row with weight zero, so it is always valid."""
@@ -77,6 +81,21 @@ def rounded(rows: int) -> int:
     """The next of four sizes per doubling, so that batches of a stream share their shapes."""
     step = max(1, 2 ** (rows.bit_length() - 3))
     return -(-rows // step) * step
+
+
+def rounded_up(rows: int) -> int:
+    """A coarser size for rows that are only predicted: 64, 128, 256, 512, 1,024, then four sizes per doubling.
+
+    >>> [rounded_up(rows) for rows in (1, 64, 65, 1000, 1100)]
+    [64, 64, 128, 1024, 1280]
+    """
+    return rounded(rows) if rows > MOST_DOUBLED else max(FEWEST_PREDICTED, 1 << (rows - 1).bit_length())
+
+
+def pad_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows, then copies of the first one up to one of few sizes: what is predicted for copies is cut off again."""
+    extra = rounded_up(len(rows)) - len(rows)
+    return np.concatenate([rows, np.repeat(rows[:1], extra, axis=0)]) if extra else rows
 
 
 def capacities(counts: Sequence[int]) -> list[int]:

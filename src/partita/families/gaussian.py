@@ -128,8 +128,8 @@ class Gaussian(AbstractGaussian):
 
     def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         """Mean and variance of Xθ."""
-        half = solve_triangular(self._cholesky(), X.T, lower=True)  # L⁻¹ Xᵀ
-        return X @ self.location, jnp.sum(half**2, axis=0)
+        half = solve_lower(self._cholesky(), X.T)  # L⁻¹ Xᵀ
+        return X @ self.location, numbers_of(half).sum(half**2, axis=0)
 
     def place(self, points: Points) -> Points:
         return _place(self.location, self.covariance, points)

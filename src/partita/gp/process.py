@@ -23,7 +23,7 @@ from partita.gp.sparse import SparseGP
 from partita.gp.stream import JITTER
 from partita.models import AbstractModel, Hyper
 from partita.models.base import Rows
-from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, pad_rows
 
 # Points of the quadrature over what pseudo-points leave open: fewer than for a prior, because that is narrower.
 POINTS = 20
@@ -106,7 +106,8 @@ class SparseProcess(AbstractModel):
             raise ShardError(site, "X", f"expected {features} features per row, got shape {rows.shape}")
         check_rows(site, {"X": rows})
         with precision(self.dtype):
-            V, left = on_host(_project_rows(SparseGP(self.kernel, self.likelihood), self.points, rows))
+            gp = SparseGP(self.kernel, self.likelihood)
+            V, left = (part[: len(rows)] for part in on_host(_project_rows(gp, self.points, pad_rows(rows))))
         if not np.all(np.isfinite(V)):
             raise InputError("points: their covariance cannot be factorised: leave out copies of others")
         return V, left
@@ -114,8 +115,7 @@ class SparseProcess(AbstractModel):
     def latent(self, posterior: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f(x) for every row."""
         V, left = self.project_rows(X)
-        with precision(self.dtype):
-            m, v = on_host(posterior.moments_along(V))
+        m, v = posterior.moments_along(V)
         return m, v + left
 
     def pointwise(self, f: Scalar, y: Array, hyper: Hyper) -> Scalar:
