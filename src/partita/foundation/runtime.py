@@ -1,11 +1,9 @@
-"""How JAX is used: precision without a global flag, arrays on the host, the compilation cache."""
+"""How JAX is used: precision without a global flag, and arrays on the host."""
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import equinox as eqx
@@ -13,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-
-from partita.foundation.files import make_folder
 
 # NumPy's or JAX's: densities, data and messages can be made of either.
 if TYPE_CHECKING:
@@ -128,14 +124,3 @@ def cheap_normal(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
     # 23 bits and a half: strictly between -1 and 1.
     uniform = ((x >> 9).astype(dtype) + 0.5) * (2.0**-22) - 1
     return (math.sqrt(2) * jax.lax.erf_inv(uniform)).reshape(shape)
-
-
-def cache_compilation(folder: Path | None = None) -> None:
-    """Keep compiled programs between processes, in `folder` or the user's cache directory."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "partita" / "jax"
-    # What lies there is run: nobody else may put anything into it. Without a folder nothing is kept.
-    with suppress(OSError):
-        make_folder(folder or default)
-    jax.config.update("jax_compilation_cache_dir", str(folder or default))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
