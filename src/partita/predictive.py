@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,7 @@ from partita.errors import InputError
 from partita.expectations import hermite, normal_points
 from partita.families import Family
 from partita.foundation.plain import Row
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import Array, Program, on_host, precision
 from partita.models import AbstractModel, Hyper, Predictor
 from partita.shards import as_numbers, check_rows, pad_rows
 
@@ -23,8 +22,9 @@ def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: 
     """E_q[response(f)] for each row: by quadrature for one linear predictor, else with `samples` draws."""
     predictor = _predictor(model)
     rows = _rows(predictor, X)
+    X = pad_rows(rows)
     with precision(model.dtype):
-        response: np.ndarray = on_host(_expected_response(predictor, posterior, pad_rows(rows), samples))
+        response: np.ndarray = on_host(_choose(_expected_response, model, X)(predictor, posterior, X, samples))
     return response[: len(rows)]
 
 
@@ -32,9 +32,10 @@ def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any
     """The standard deviation of a new observation, noise included, where the model has one."""
     predictor = _predictor(model)
     rows = _rows(predictor, X)
+    X = pad_rows(rows)
     with precision(model.dtype):
         numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
-        variance: np.ndarray = on_host(_predictive_variance(predictor, posterior, pad_rows(rows), numbers))
+        variance: np.ndarray = on_host(_choose(_predictive_variance, model, X)(predictor, posterior, X, numbers))
     return np.sqrt(variance[: len(rows)])
 
 
@@ -63,13 +64,17 @@ def _rows(model: Predictor, X: Any) -> np.ndarray:
     return rows
 
 
+def _choose(program: Program, model: AbstractModel, X: np.ndarray) -> Callable[..., Any]:
+    return program.choose(len(X), is_light=not model.drawn)
+
+
 def _predictor(model: AbstractModel) -> Predictor:
     if not isinstance(model, Predictor):
         raise InputError(f"{type(model).__name__} does not say how it predicts: use `sample` and your own function")
     return model
 
 
-@eqx.filter_jit
+@Program.of
 def _expected_response(model: Predictor, posterior: Family, X: Array, samples: int) -> Array:
     known = model.expected_response(posterior, X)
     if known is not None:
@@ -87,7 +92,7 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
     return _mean_over(jax.random.split(jax.random.key(0), samples), lambda key: model.response(draw(key)))
 
 
-@eqx.filter_jit
+@Program.of
 def _predictive_variance(model: Predictor, posterior: Family, X: Array, hyper: Hyper) -> Array:
     return model.predictive_variance(posterior, X, hyper)
 

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.foundation.runtime import Array, precision
+from partita.foundation.runtime import Array, compile_quickly, precision
 from partita.gp.shapes import Draws
 from partita.gp.sparse import SparseGP
 
@@ -128,7 +127,7 @@ def draw_noise(seed: int, number: int | None, samples: int, size: int) -> Draws:
         return np.asarray(_mirrored_normals(np.asarray(seed), fold, samples, size))
 
 
-@eqx.filter_jit
+@compile_quickly
 def _mirrored_normals(seed: Array, number: Array | None, samples: int, size: int) -> Draws:
     key = jax.random.key(seed)
     return mirrored_normals(key if number is None else jax.random.fold_in(key, number), samples, size)

@@ -14,7 +14,7 @@ from partita.expectations import hermite
 from partita.families import Family
 from partita.families.gaussian import Gaussian
 from partita.foundation.checks import check_not_negative
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import Array, compile_quickly, on_host, precision
 from partita.foundation.shapes import Inputs, PerRow, Scalar, Vector
 from partita.gp.kernels import Kernel
 from partita.gp.likelihoods import Likelihood, find_likelihood
@@ -142,7 +142,7 @@ class SparseProcess(AbstractModel):
         return middle - 0.5 * v / wider
 
 
-@eqx.filter_jit
+@compile_quickly
 def _project_rows(gp: SparseGP, points: Places, X: Inputs) -> tuple[RowByPlace, PerRow]:
     params = gp.initial(points.shape[1])
     kernel = gp.split(params)[0]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -15,7 +14,7 @@ from partita.families.gaussian import Gaussian
 from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.foundation.moments import Affine
 from partita.foundation.plain import Row
-from partita.foundation.runtime import on_host, precision
+from partita.foundation.runtime import compile_quickly, on_host, precision
 from partita.foundation.shapes import Inputs, Scalar
 from partita.gp import saving
 from partita.gp.beliefs import Beliefs, draw_noise
@@ -290,13 +289,13 @@ class Stream:
         return m[..., : len(X)], S[..., : len(X), : len(X)], drawn
 
 
-@eqx.filter_jit
+@compile_quickly
 def predict(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and variance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict(params, factor, X, jitter), drawn)
 
 
-@eqx.filter_jit
+@compile_quickly
 def predict_responses(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and variance of y at X for every draw of the hyperparameters."""
 
@@ -306,12 +305,12 @@ def predict_responses(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitte
     return jax.lax.map(respond, drawn)
 
 
-@eqx.filter_jit
+@compile_quickly
 def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and covariance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict_jointly(params, factor, X, jitter), drawn)
 
 
-@eqx.filter_jit
+@compile_quickly
 def whiten(gp: SparseGP, params: Any, factor: Factor, jitter: Scalar) -> Whitened:
     return gp.posterior(params, factor, jitter)
