@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -13,8 +14,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 # Options of XLA for programs that take longer to compile than they run: its older code generator, which is up to 1.4
-# times slower on many rows, and fewer passes of LLVM.
-QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+# times slower on many rows, and fewer passes of LLVM. What the user has set in XLA_FLAGS stays.
+QUICK = {
+    name: value
+    for name, value in {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}.items()
+    if name not in os.environ.get("XLA_FLAGS", "")
+}
 # So many rows are few.
 FEW_ROWS = 4096
 
