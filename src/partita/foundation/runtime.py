@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-# Options of XLA for programs that take longer to compile than they run: its older code generator, which is up to 1.4
+# Options of XLA for programs that take longer to compile than they run: its older code generator, which is up to 1.5
 # times slower on many rows, and fewer passes of LLVM. What the user has set in XLA_FLAGS stays.
 QUICK = {
     name: value
