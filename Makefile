@@ -50,6 +50,7 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 
 bench: .venv/dev.stamp
+	$(BIN)/python -m benchmarks.first_result
 	$(BIN)/python -m benchmarks.many_sites
 	$(BIN)/python -m benchmarks.fold_cost
 	$(BIN)/python -m benchmarks.blas_threads

@@ -3,7 +3,7 @@
 Partita learns from a stream with ten more points per batch, hyperparameters with a distribution. GPflow trains, for
 each batch, a sparse GP (SGPR, collapsed as ours) with as many points on the same 500 rows, with as many steps of Adam,
 which is less: it carries nothing over. Both times include compilation; how much of Partita's that is, is shown too,
-because `cache_compilation` keeps it for the next process. Processes take turns batch by batch. The data
+because `cache_compilations` keeps it for the next process. Processes take turns batch by batch. The data
 are random, of the robot arm's shape.
 
     python -m benchmarks.streaming_gp --gpflow-python /path/to/python/with/gpflow

@@ -2,7 +2,7 @@
 
 Topics: articles of the Associated Press, the last 224 held out; the time to the bound per held-out word that
 scikit-learn's online inference reaches after ten passes, on one scorer (ours, document terms only), and how much of it
-is compiling, which `cache_compilation` keeps. Mixtures: a pass over 100,000 rows. EP: a probit process
+is compiling, which `cache_compilations` keeps. Mixtures: a pass over 100,000 rows. EP: a probit process
 on banana. Topics and EP need data files (PARTITA_DATA).
 
     python -m benchmarks.unification

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
     from partita.fitting import events, evidence, fit, partial_fit
     from partita.formulas import Regression, compare, regress
+    from partita.foundation.compilation import cache_compilations
     from partita.models import Model, from_numpyro
     from partita.result import Result, load
     from partita.server import hyper, rules, schedules
@@ -73,6 +74,7 @@ _NAMES = {
     "Settings": "partita.server.settings",
     "StreamingGPClassifier": "partita.estimators",
     "StreamingGPRegressor": "partita.estimators",
+    "cache_compilations": "partita.foundation.compilation",
     "compare": "partita.formulas",
     "events": "partita.fitting",
     "evidence": "partita.fitting",
@@ -96,6 +98,7 @@ __all__ = [
     "StreamingGPClassifier",
     "StreamingGPRegressor",
     "__version__",
+    "cache_compilations",
     "compare",
     "damping",
     "datasets",

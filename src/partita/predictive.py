@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +11,9 @@ from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.plain import Row
 from partita.foundation.points import hermite, normal_points
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import Array, Program, on_host, precision
 from partita.models import AbstractModel, Hyper, Predictor
-from partita.shards import as_numbers, check_rows
+from partita.shards import as_numbers, check_rows, pad_rows
 
 QUADRATURE_POINTS = 40
 
@@ -23,15 +22,21 @@ def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: 
     """E_q[response(f)] for each row: by quadrature for one linear predictor, else with `samples` draws."""
     predictor = _predictor(model)
     rows = _rows(predictor, X)
+    X = pad_rows(rows)
     with precision(model.dtype):
-        return on_host(_expected_response(predictor, posterior, rows, samples))
+        response: np.ndarray = on_host(_choose(_expected_response, model, X)(predictor, posterior, X, samples))
+    return response[: len(rows)]
 
 
 def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any) -> np.ndarray:
     """The standard deviation of a new observation, noise included, where the model has one."""
     predictor = _predictor(model)
+    rows = _rows(predictor, X)
+    X = pad_rows(rows)
     with precision(model.dtype):
-        return np.sqrt(on_host(predictor.predictive_variance(posterior, _rows(predictor, X), hyper)))
+        numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
+        variance: np.ndarray = on_host(_choose(_predictive_variance, model, X)(predictor, posterior, X, numbers))
+    return np.sqrt(variance[: len(rows)])
 
 
 def scaled_columns(design: Row, X: Any) -> np.ndarray:
@@ -59,13 +64,17 @@ def _rows(model: Predictor, X: Any) -> np.ndarray:
     return rows
 
 
+def _choose(program: Program, model: AbstractModel, X: np.ndarray) -> Callable[..., Any]:
+    return program.choose(len(X), is_light=not model.drawn)
+
+
 def _predictor(model: AbstractModel) -> Predictor:
     if not isinstance(model, Predictor):
         raise InputError(f"{type(model).__name__} does not say how it predicts: use `sample` and your own function")
     return model
 
 
-@eqx.filter_jit
+@Program.of
 def _expected_response(model: Predictor, posterior: Family, X: Array, samples: int) -> Array:
     known = model.expected_response(posterior, X)
     if known is not None:
@@ -81,6 +90,11 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
         return jnp.tensordot(weights, model.response(f), axes=1)
     draw = model.draws(posterior, X)
     return _mean_over(jax.random.split(jax.random.key(0), samples), lambda key: model.response(draw(key)))
+
+
+@Program.of
+def _predictive_variance(model: Predictor, posterior: Family, X: Array, hyper: Hyper) -> Array:
+    return model.predictive_variance(posterior, X, hyper)
 
 
 def _mean_over(keys: Array, function: Callable[[Array], Array]) -> Array:

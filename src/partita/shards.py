@@ -12,6 +12,10 @@ from partita.errors import ShardError
 from partita.foundation.frames import check_columns, has_dates
 from partita.foundation.runtime import Array
 
+# Few rows are padded to so many at least, and to twice as many again up to the second number: every size is compiled
+# anew, which takes longer than work on rows that weigh nothing.
+FEWEST, MOST_DOUBLED = 64, 1024
+
 
 class Shard(eqx.Module):
     """Rows of data, with a weight each. Padding repeats the first row with weight zero, so it is always valid."""
@@ -79,15 +83,34 @@ def rounded(rows: int) -> int:
     return -(-rows // step) * step
 
 
+def rounded_up(rows: int) -> int:
+    """A coarser size, where padding costs little beside compiling: 64, 128, … 1,024, then four sizes per doubling.
+
+    >>> [rounded_up(rows) for rows in (1, 64, 65, 1000, 1100)]
+    [64, 64, 128, 1024, 1280]
+    """
+    return rounded(rows) if rows > MOST_DOUBLED else max(FEWEST, 1 << (rows - 1).bit_length())
+
+
+def pad_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows, then copies of the first one up to one of few sizes: what is predicted for copies is cut off again."""
+    extra = rounded_up(len(rows)) - len(rows)
+    return np.concatenate([rows, np.repeat(rows[:1], extra, axis=0)]) if extra else rows
+
+
 def capacities(counts: Sequence[int]) -> list[int]:
     """What to pad shards with so many rows to: a few sizes, because every size is compiled anew.
 
     The sizes are the largest, a quarter of it, and so on; sites move up a size where that adds less than a quarter to
-    all rows together, or fewer than a thousand rows.
+    all rows together, or fewer than a thousand rows. For the same reason the largest is rounded up further where rows
+    are few.
     """
     rows = np.asarray(counts)
     spare = max(1024, int(rows.sum()) // 4)
     largest = rounded(int(rows.max()))
+    # A single row stays alone, because solvers know more of a likelihood of one number.
+    if largest > 1 and len(rows) * rounded_up(largest) <= spare:
+        largest = rounded_up(largest)
     sizes = np.array([largest])
     while sizes[0] > rows.min():
         sizes = np.concatenate([[-(-sizes[0] // 4)], sizes])

@@ -73,7 +73,7 @@ def config(tmp_path):
 def complaint_of(tmp_path, monkeypatch, capsys):
     """What is told on standard error by a command that ends with exit code 2."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.compilation.cache_compilations", lambda: None)
 
     def complaint_of(*arguments):
         monkeypatch.setattr(sys, "argv", ["partita", *arguments])

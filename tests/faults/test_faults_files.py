@@ -36,10 +36,10 @@ from partita.federation.folders import ServerFolder, ServerSettings
 from partita.federation.metrics import serve_metrics
 from partita.federation.state import read_state, write_state
 from partita.foundation import archives
+from partita.foundation.compilation import cache_compilations
 from partita.foundation.files import read_json
 from partita.foundation.logs import open_log
 from partita.foundation.loopback import MOST_CONNECTIONS
-from partita.foundation.runtime import cache_compilation
 from partita.foundation.text import clean
 from partita.launch import write_run_report
 from partita.models import prior_of
@@ -313,7 +313,7 @@ def test_28_logs_and_states_follow_no_link(tmp_path):
 def test_28_compiled_programs_which_are_run_again_lie_where_nobody_else_can_write(tmp_path, open_umask):
     before = jax.config.jax_compilation_cache_dir
     try:
-        cache_compilation(tmp_path / "cache" / "jax")
+        cache_compilations(tmp_path / "cache" / "jax")
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("cache", "cache/jax")} == {0o700}

@@ -205,7 +205,7 @@ def test_levels_that_a_terminal_or_rich_would_obey(spoken):
 
 
 def test_commands_say_so_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.compilation.cache_compilations", lambda: None)
     for name, part in sites().items():
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     text = '[data]\nsites = "*.csv"\n[regression]\nformula = "ill ~ x"\nfamily = "Binomial"\n'

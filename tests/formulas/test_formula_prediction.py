@@ -199,7 +199,7 @@ def test_programs_are_saved_too(formula, family, tmp_path):
 
 
 def test_the_result_of_a_command_carries_its_design(bernoulli, tmp_path, monkeypatch):
-    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.compilation.cache_compilations", lambda: None)
     for name, part in SITES.items():
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     text = '[data]\nsites = "*.csv"\n[regression]\nformula = "ill ~ year + arm"\nfamily = "bernoulli"\n'

@@ -371,7 +371,7 @@ def test_files_are_read_as_frames_are(folder, bernoulli):
 
 
 def test_partita_run(folder, bernoulli, tmp_path, monkeypatch):
-    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.compilation.cache_compilations", lambda: None)
     out = tmp_path / "ill"
     outcome = CliRunner().invoke(app, ["run", str(folder / "ill.toml"), "--out", str(out), "--json"])
     assert outcome.exit_code == 0, (outcome.exception, outcome.stderr)
@@ -387,7 +387,7 @@ def test_partita_run(folder, bernoulli, tmp_path, monkeypatch):
 
 
 def test_bounds_of_a_run_are_those_of_the_targets_as_given(tmp_path, monkeypatch):
-    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.compilation.cache_compilations", lambda: None)
     for name, part in SITES.items():
         part.to_csv(tmp_path / f"{name}.csv", index=False)
     (tmp_path / "score.toml").write_text('[data]\nsites = "*.csv"\n[regression]\nformula = "score ~ age"\n')

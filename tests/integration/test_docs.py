@@ -92,7 +92,7 @@ def check_printed(block: Block, printed: str) -> None:
 def test_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # Commands would take the user's cache of compiled programs, for all tests after them.
-    monkeypatch.setattr("partita.foundation.runtime.cache_compilation", lambda: None)
+    monkeypatch.setattr("partita.foundation.compilation.cache_compilations", lambda: None)
     names: dict[str, Any] = {"__name__": "page"}
     printed = ""
     for block in blocks(page):

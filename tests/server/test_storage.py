@@ -397,9 +397,9 @@ def test_a_disk_that_is_full_from_the_start_is_not_called_corrupt(run_dir):
 SCRIPT = """
 import sys
 import partita as pt
-from partita.foundation.runtime import cache_compilation
+from partita.foundation.compilation import cache_compilations
 
-cache_compilation(sys.argv[2])
+cache_compilations(sys.argv[2])
 X, y = pt.datasets.load("breast-cancer")
 shards = pt.datasets.split((pt.datasets.standardised(X), y), sites=4)
 result = pt.fit(

@@ -11,7 +11,7 @@ import pytest
 import partita as pt
 from partita import cli
 from partita.errors import InputError
-from partita.foundation import runtime
+from partita.foundation import compilation
 from partita.solvers import FixedPoint
 from partita.studies.committee import split_prior
 from partita.studies.images import Images
@@ -26,7 +26,7 @@ KEYS = {"method", "setting", "seed", "round", "seconds", "messages", "bytes", "e
 @pytest.fixture
 def partita(monkeypatch, capsys):
     """The command in this process, with the cache of the tests: exit code, standard output and standard error."""
-    monkeypatch.setattr(runtime, "cache_compilation", lambda: None)
+    monkeypatch.setattr(compilation, "cache_compilations", lambda: None)
 
     def run(*arguments) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["partita", *map(str, arguments)])

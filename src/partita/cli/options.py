@@ -1,6 +1,7 @@
 """Options that several commands have, and who listens to a run that a command begins."""
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +18,14 @@ RunOrFile = Annotated[
 
 
 def keep_programs() -> None:
-    """Keep compiled programs for the next command."""
-    from partita.foundation import runtime
+    """Keep compiled programs for the next command; where that is not safe, say so in a line."""
+    from partita.foundation.compilation import cache_compilations
 
-    runtime.cache_compilation()
+    with warnings.catch_warnings(record=True) as notices:
+        warnings.simplefilter("always")
+        cache_compilations()
+    for notice in notices:
+        typer.echo(f"partita: {notice.message}", err=True)
 
 
 def listen(json: bool, quiet: bool, look: Any) -> Callable[[str, dict[str, Any]], Sequence[Any]]:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from partita.errors import EngineError, MalformedMessage, PartitaError, Stalled
 from partita.families import Family
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive, import_extra
-from partita.foundation.runtime import cache_compilation
+from partita.foundation.compilation import cache_compilations
 from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
 from partita.shards import agree_on_sizes
@@ -34,7 +34,7 @@ class Actor:
         self, sources: Mapping[int, Any], known: tuple[SiteNames | None, AbstractModel | None], cache: str | None
     ):
         if cache is not None:
-            cache_compilation(Path(cache))
+            cache_compilations(Path(cache))
         self._holder = Holder(sources, *known)
         self._like: Family | None = None
 

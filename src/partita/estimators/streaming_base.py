@@ -16,10 +16,9 @@ from partita.foundation.checks import check_count
 from partita.foundation.fields import anything, check_classes, entries, fields, flag, items, maybe, number, text, whole
 from partita.foundation.moments import Moments
 from partita.foundation.plain import Row, plain
-from partita.foundation.runtime import precision
 from partita.gp import kernels, likelihoods, saving
 from partita.gp.learning import Learning
-from partita.gp.sparse import SparseGP, by_output
+from partita.gp.sparse import SparseGP
 from partita.gp.stream import Stream
 from partita.site.columns import warn_of_units
 from partita.telemetry import Callback, listening, tell
@@ -198,14 +197,7 @@ class StreamingGP(Estimator):
     def _predict_responses(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of y [outputs, rows], averaged over draws of the hyperparameters; standardised."""
         check_is_fitted(self, "stream_")
-        m, v, drawn = self.stream_.latent(self._scale_inputs(check_inputs(self, X), self.inputs_), DRAWS)
-        gp = self.stream_.gp
-        with precision(np.float64):
-            each = [
-                by_output(gp.likelihood.response, gp.split({name: a[s] for name, a in drawn.items()})[1], m[s], v[s])
-                for s in range(len(m))
-            ]
-        means, variances = (np.stack([np.asarray(pair[i]) for pair in each]) for i in (0, 1))
+        means, variances = self.stream_.responses(self._scale_inputs(check_inputs(self, X), self.inputs_), DRAWS)
         mean = means.mean(axis=0)
         return mean, variances.mean(axis=0) + means.var(axis=0)
 

@@ -4,12 +4,12 @@ from abc import abstractmethod
 from typing import Any, ClassVar, Protocol, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from partita.families.base import Family, Substitution
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, in_own_precision, same_structure
+from partita.foundation.algebra import numbers_of
+from partita.foundation.runtime import Array, on_both_sides, same_structure
 from partita.foundation.shapes import Inputs, Matrix, Moments, PerRow, Points, Predictors, Vector
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -54,10 +54,10 @@ class AbstractGaussian(Family):
         """Variances of single coordinates."""
 
     @property
-    @in_own_precision
+    @on_both_sides
     def scale(self) -> Any:
         """Standard deviations of single coordinates."""
-        return jax.tree.map(jnp.sqrt, self.variance)
+        return jax.tree.map(numbers_of(self).sqrt, self.variance)
 
     @property
     @abstractmethod

@@ -13,9 +13,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from partita.errors import FamilyMismatch, MissingCapability
-from partita.families.cone import Cone, is_inside
+from partita.families.cone import Cone, is_inside, is_surely_inside
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, in_own_precision, ravel, same_structure, stack_trees
+from partita.foundation.runtime import (
+    Array,
+    dtype_of,
+    in_own_precision,
+    is_traced,
+    on_both_sides,
+    ravel,
+    same_structure,
+    stack_trees,
+)
 from partita.foundation.shapes import Scalar
 
 if TYPE_CHECKING:
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
 
 def inner(natural: Any, mean: Any) -> Scalar:
     """⟨η, μ⟩, summed over all leaves."""
+    if not is_traced((natural, mean)):
+        return np.asarray(inner_on_host(natural, mean), dtype_of((natural, mean)))
     pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
     return sum((jnp.vdot(a, b) for a, b in pairs), start=jnp.zeros(()))
 
@@ -216,9 +227,11 @@ class Family(Tree):
         gradient = jax.grad(lambda family: family.log_partition())(self)
         return self.Mean(*(getattr(gradient, field.name) for field in dataclasses.fields(self)))
 
-    @in_own_precision
+    @on_both_sides
     def is_proper(self) -> Array:
         """Whether the density can be normalised."""
+        if not is_traced(self):
+            return np.asarray(self.is_finite() and is_surely_inside(self.cone()))
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]
         return jnp.all(jnp.stack(finite)) & is_inside(self.cone())
 
@@ -235,7 +248,7 @@ class Family(Tree):
         """log q(θ) of the normalised density."""
         return inner(self, self.statistics(params)) + self.log_carrier(params) - self.log_partition()
 
-    @in_own_precision
+    @on_both_sides
     def expected_log(self, factor: Self) -> Scalar:
         """E_q[log t(θ)] = ⟨η_t, μ_q⟩ for an unnormalised factor t."""
         return inner(factor, self.mean())
@@ -245,7 +258,7 @@ class Family(Tree):
         """H[q] = A(η) - ⟨η, μ⟩ - E[log carrier]."""
         return self.log_partition() - inner(self, self.mean()) - self.expected_log_carrier()
 
-    @in_own_precision
+    @on_both_sides
     def kl(self, other: Self) -> Scalar:
         """KL(q ‖ p) = ⟨η_q - η_p, μ_q⟩ - A(η_q) + A(η_p)."""
         return inner(self / other, self.mean()) - self.log_partition() + other.log_partition()

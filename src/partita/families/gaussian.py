@@ -12,7 +12,8 @@ from partita.families.abstract_gaussian import LOG_2PI, AbstractGaussian, standa
 from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
-from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced, outer
+from partita.foundation.algebra import cholesky, numbers_of, solve_definite, solve_lower
+from partita.foundation.runtime import Array, as_array, in_own_precision, is_traced, on_both_sides, outer
 from partita.foundation.shapes import Inputs, Matrix, Moments, PerRow, Points, Predictors, Scalar, Vector
 
 
@@ -63,7 +64,7 @@ class Gaussian(AbstractGaussian):
     @classmethod
     def independent(cls, location: Vector, precision: Vector) -> Self:
         """From means and precisions of single coordinates."""
-        return cls(precision * location, jnp.diag(precision))
+        return cls(precision * location, numbers_of(precision).diag(precision))
 
     @classmethod
     def from_moments(cls, location: Vector, covariance: Matrix) -> Self:
@@ -78,42 +79,42 @@ class Gaussian(AbstractGaussian):
         return type(self).from_moments(location, xp.diag(scale**2))
 
     def _cholesky(self) -> Array:
-        return jnp.linalg.cholesky(self.precision)
+        return cholesky(self.precision)
 
     @property
-    @in_own_precision
+    @on_both_sides
     def location(self) -> Vector:
         """The mean."""
-        return cho_solve((self._cholesky(), True), self.precision_times_location)
+        return solve_definite(self._cholesky(), self.precision_times_location)
 
     @property
-    @in_own_precision
+    @on_both_sides
     def covariance(self) -> Matrix:
         """The inverse of the precision."""
         L = self._cholesky()
-        return cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
+        return solve_definite(L, numbers_of(L).eye(len(L), dtype=L.dtype))
 
     @property
-    @in_own_precision
+    @on_both_sides
     def variance(self) -> Vector:
-        return jnp.diag(self.covariance)
+        return numbers_of(self).diag(self.covariance)
 
-    @in_own_precision
+    @on_both_sides
     def log_partition(self) -> Scalar:
-        L = self._cholesky()
-        half = solve_triangular(L, self.precision_times_location, lower=True)  # L⁻¹ Λm
-        return 0.5 * (half @ half + len(half) * LOG_2PI) - jnp.sum(jnp.log(jnp.diag(L)))
+        L, xp = self._cholesky(), numbers_of(self)
+        half = solve_lower(L, self.precision_times_location)  # L⁻¹ Λm
+        return 0.5 * (half @ half + len(half) * LOG_2PI) - xp.sum(xp.log(xp.diag(L)))
 
-    @in_own_precision
+    @on_both_sides
     def statistics(self, params: Vector) -> GaussianMean:
-        return GaussianMean(params, -0.5 * outer(params, params))
+        return GaussianMean(params, -0.5 * numbers_of(params).outer(params, params))
 
-    @in_own_precision
+    @on_both_sides
     def mean(self) -> GaussianMean:
-        L = self._cholesky()
-        m = cho_solve((L, True), self.precision_times_location)
-        V = cho_solve((L, True), jnp.eye(len(L), dtype=L.dtype))
-        return GaussianMean(m, -0.5 * (V + outer(m, m)))
+        L, xp = self._cholesky(), numbers_of(self)
+        m = solve_definite(L, self.precision_times_location)
+        V = solve_definite(L, xp.eye(len(L), dtype=L.dtype))
+        return GaussianMean(m, -0.5 * (V + xp.outer(m, m)))
 
     @classmethod
     @in_own_precision
@@ -127,8 +128,8 @@ class Gaussian(AbstractGaussian):
 
     def moments_along(self, X: Inputs) -> tuple[Predictors, Predictors]:
         """Mean and variance of Xθ."""
-        half = solve_triangular(self._cholesky(), X.T, lower=True)  # L⁻¹ Xᵀ
-        return X @ self.location, jnp.sum(half**2, axis=0)
+        half = solve_lower(self._cholesky(), X.T)  # L⁻¹ Xᵀ
+        return X @ self.location, numbers_of(half).sum(half**2, axis=0)
 
     def place(self, points: Points) -> Points:
         return _place(self.location, self.covariance, points)

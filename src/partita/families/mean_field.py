@@ -12,12 +12,14 @@ from partita.families.abstract_gaussian import LOG_2PI, AbstractGaussian, standa
 from partita.families.base import Substitution, Tree
 from partita.families.cone import Cone
 from partita.families.marginals import Marginals
+from partita.foundation.algebra import numbers_of
 from partita.foundation.runtime import (
     Array,
     as_array,
     cheap_normal,
     cheap_normals,
     in_own_precision,
+    on_both_sides,
     ravel,
     same_structure,
 )
@@ -164,44 +166,49 @@ class MeanField(Diagonal, AbstractGaussian):
         return type(self).from_moments(location, scale)
 
     @property
-    @in_own_precision
+    @on_both_sides
     def location(self) -> Any:
         """Means."""
         return jax.tree.map(lambda h, p: h / p, self.precision_times_location, self.precision)
 
     @property
-    @in_own_precision
+    @on_both_sides
     def variance(self) -> Any:
         """Variances."""
         return jax.tree.map(lambda p: 1 / p, self.precision)
 
     @property
-    @in_own_precision
+    @on_both_sides
     def scale(self) -> Any:
         """Standard deviations."""
-        return jax.tree.map(lambda p: 1 / jnp.sqrt(p), self.precision)
+        return jax.tree.map(lambda p: 1 / numbers_of(p).sqrt(p), self.precision)
 
     @property
-    @in_own_precision
+    @on_both_sides
     def covariance(self) -> Matrix:
         """The dense matrix, over all coordinates in order; for a small number of them."""
-        variance = ravel(self.variance)[0]
+        xp = numbers_of(self)
+        variance = xp.concatenate([xp.ravel(leaf) for leaf in jax.tree.leaves(self.variance)])
         if variance.size > LARGEST_DENSE:
             raise InputError(f"a dense covariance of {variance.size} coordinates is too large: use `scale`")
-        return jnp.diag(variance)
+        return xp.diag(variance)
 
-    @in_own_precision
+    @on_both_sides
     def log_partition(self) -> Scalar:
+        xp = numbers_of(self)
+
         def term(h: Any, p: Any) -> Any:
-            return 0.5 * jnp.sum(h**2 / p - jnp.log(p) + LOG_2PI)
+            return 0.5 * xp.sum(h**2 / p - xp.log(p) + LOG_2PI)
 
-        return sum(jax.tree.leaves(jax.tree.map(term, self.precision_times_location, self.precision)), jnp.zeros(()))
+        return sum(
+            jax.tree.leaves(jax.tree.map(term, self.precision_times_location, self.precision)), xp.zeros((), self.dtype)
+        )
 
-    @in_own_precision
+    @on_both_sides
     def statistics(self, params: Any) -> MeanFieldMean:
         return MeanFieldMean(params, jax.tree.map(lambda a: -0.5 * a**2, params))
 
-    @in_own_precision
+    @on_both_sides
     def mean(self) -> MeanFieldMean:
         second = jax.tree.map(lambda m, v: -0.5 * (v + m**2), self.location, self.variance)
         return MeanFieldMean(self.location, second)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.foundation.runtime import Array, on_host, precision, ravel
+from partita.foundation.runtime import Array, compile_quickly, precision
 from partita.gp.shapes import Draws
 from partita.gp.sparse import SparseGP
 
@@ -99,12 +99,15 @@ class Beliefs(NamedTuple):
 
         Where outputs are looked at one by one, what each has of its own need not be drawn apart.
         """
-        with precision(np.float64):
-            (mean, unravel), (spread, _) = ravel(self.location), ravel(self.scale)
-            noise = on_host(mirrored_normals(jax.random.key(seed), samples, len(mean)))
-            logs = mean + spread * (self.share_among_outputs(noise) if by_output else noise)
-            drawn: dict[str, np.ndarray] = on_host(exponentials(jax.vmap(unravel)(logs)))
-            return drawn
+        noise = draw_noise(seed, None, samples, self.size)
+        noise = self.share_among_outputs(noise) if by_output else noise
+        begin, drawn = 0, {}
+        for name in sorted(self.location):  # the order in which trees are flattened
+            middle, spread = np.asarray(self.location[name]), np.asarray(self.scale[name])
+            part = noise[:, begin : begin + middle.size].reshape(-1, *middle.shape)
+            drawn[name] = np.exp(middle + spread * part)
+            begin += middle.size
+        return drawn
 
 
 def exponentials(logs: Any) -> Any:
@@ -115,3 +118,16 @@ def mirrored_normals(key: Array, samples: int, size: int) -> Draws:
     """Standard normal draws, each followed by its negative."""
     half = jax.random.normal(key, ((samples + 1) // 2, size), jnp.float64)
     return jnp.stack([half, -half], axis=1).reshape(-1, size)[:samples]
+
+
+def draw_noise(seed: int, number: int | None, samples: int, size: int) -> Draws:
+    """The same on the host, of a seed, or of its `number`: in one program, where single steps would be ten."""
+    with precision(np.float64):
+        fold = None if number is None else np.asarray(number)
+        return np.asarray(_mirrored_normals(np.asarray(seed), fold, samples, size))
+
+
+@compile_quickly
+def _mirrored_normals(seed: Array, number: Array | None, samples: int, size: int) -> Draws:
+    key = jax.random.key(seed)
+    return mirrored_normals(key if number is None else jax.random.fold_in(key, number), samples, size)

@@ -6,7 +6,6 @@ batch, whose change was taken whole. Nothing travels: messages and bytes are zer
 
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
@@ -16,7 +15,7 @@ from partita.families import Family
 from partita.families.gaussian import Gaussian
 from partita.families.independent import Independent
 from partita.foundation.plain import Row
-from partita.foundation.runtime import on_host, precision
+from partita.foundation.runtime import compile_quickly, on_host, precision
 from partita.foundation.shapes import Scalar
 from partita.gp.shapes import OutputByPlace, Squares
 from partita.gp.sparse import Factor, SparseGP, Whitened
@@ -107,7 +106,7 @@ def measure_change(before: "Stream", after: "Stream", whitened: Whitened) -> flo
     return moved + (after.hyper.kl(before.hyper) if after.learning.is_variational else 0.0)
 
 
-@eqx.filter_jit
+@compile_quickly
 def look_back(gp: SparseGP, params: Any, old: Factor, new: Factor, jitter: Scalar) -> tuple[OutputByPlace, Squares]:
     """Mean and covariance, for each output, of v = L⁻¹ f(new points) as the old factor has it."""
     L = gp.cholesky(params, new.points, new.present, jitter)

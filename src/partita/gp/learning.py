@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 
 from partita.families.mean_field import MeanField, MeanFieldMoments
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive
-from partita.foundation.runtime import Array, ravel
+from partita.foundation.runtime import Array, compile_quickly, ravel
 from partita.foundation.shapes import Scalar
 from partita.gp.beliefs import Beliefs, exponentials
 from partita.gp.shapes import Draws, Logs, PerPlace, Places, StepDraws
@@ -182,7 +181,7 @@ def divergence(free: Free, other: MeanField) -> Scalar:
     return MeanFieldMoments(free.location, free.log_scale).kl(other)
 
 
-@eqx.filter_jit
+@compile_quickly
 def learn(gp: SparseGP, learning: Learning, given: Given, step: Step, movable: PerPlace, noise: StepDraws) -> Learnt:
     """Hyperparameters and points that raise the free energy of a batch, then its factor.
 

@@ -3,12 +3,10 @@
 import numpy as np
 
 from partita.gp.sparse import Batch, Factor
-from partita.shards import rounded
+from partita.shards import rounded_up
 
 # Capacities for points begin here: every one is compiled for, which takes longer than a few more points do.
 SMALLEST = 128
-# A padded batch has so many rows, or more.
-FEWEST_ROWS = 32
 
 
 def capacity_for(points: int, limit: int | None) -> int:
@@ -54,5 +52,5 @@ def pad_batch(X: np.ndarray, y: np.ndarray) -> Batch:
 
 def padded_indices(rows: int) -> np.ndarray:
     """Indices of so many rows, then of the first one over and over, up to one of a few sizes."""
-    numbers = np.arange(rounded(max(FEWEST_ROWS, rows)))
+    numbers = np.arange(rounded_up(rows))
     return np.where(numbers < rows, numbers, 0)

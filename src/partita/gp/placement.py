@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.foundation.runtime import Array, on_host
+from partita.foundation.runtime import Array, compile_quickly, on_host
 from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.gp.kernels import Params
 from partita.gp.learning import Learning
@@ -92,7 +91,7 @@ class Placement(NamedTuple):
             jitter *= 10
 
 
-@eqx.filter_jit
+@compile_quickly
 def pick_rows(
     gp: SparseGP,
     params: Params,

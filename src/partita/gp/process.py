@@ -14,7 +14,7 @@ from partita.families import Family
 from partita.families.gaussian import Gaussian
 from partita.foundation.checks import check_not_negative
 from partita.foundation.points import hermite
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import Array, compile_quickly, on_host, precision
 from partita.foundation.shapes import Inputs, PerRow, Scalar, Vector
 from partita.gp.kernels import Kernel
 from partita.gp.likelihoods import Likelihood, find_likelihood
@@ -23,7 +23,7 @@ from partita.gp.sparse import SparseGP
 from partita.gp.stream import JITTER
 from partita.models import AbstractModel, Hyper
 from partita.models.base import Rows
-from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
+from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, pad_rows
 
 # Points of the quadrature over what pseudo-points leave open: fewer than for a prior, because that is narrower.
 POINTS = 20
@@ -52,6 +52,7 @@ class SparseProcess(AbstractModel):
     power: float = eqx.field(static=True, default=0.0)
 
     projected: ClassVar[bool] = True
+    prior_on_host: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         if self.points.ndim != 2 or not self.points.size or not np.all(np.isfinite(self.points)):
@@ -79,7 +80,7 @@ class SparseProcess(AbstractModel):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         size = len(self.points)
-        return Gaussian(jnp.zeros(size, self.dtype), jnp.eye(size, dtype=self.dtype))
+        return Gaussian(np.zeros(size, self.dtype), np.eye(size, dtype=self.dtype))
 
     def shard(self, site: int, raw: Any) -> Shard:
         """Check `(X, y)` or `(X, y, weights)`, and keep rows of v, and y beside s."""
@@ -105,7 +106,8 @@ class SparseProcess(AbstractModel):
             raise ShardError(site, "X", f"expected {features} features per row, got shape {rows.shape}")
         check_rows(site, {"X": rows})
         with precision(self.dtype):
-            V, left = on_host(_project_rows(SparseGP(self.kernel, self.likelihood), self.points, rows))
+            gp = SparseGP(self.kernel, self.likelihood)
+            V, left = (part[: len(rows)] for part in on_host(_project_rows(gp, self.points, pad_rows(rows))))
         if not np.all(np.isfinite(V)):
             raise InputError("points: their covariance cannot be factorised: leave out copies of others")
         return V, left
@@ -113,8 +115,7 @@ class SparseProcess(AbstractModel):
     def latent(self, posterior: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of f(x) for every row."""
         V, left = self.project_rows(X)
-        with precision(self.dtype):
-            m, v = on_host(posterior.moments_along(V))
+        m, v = posterior.moments_along(V)
         return m, v + left
 
     def pointwise(self, f: Scalar, y: Array, hyper: Hyper) -> Scalar:
@@ -141,7 +142,7 @@ class SparseProcess(AbstractModel):
         return middle - 0.5 * v / wider
 
 
-@eqx.filter_jit
+@compile_quickly
 def _project_rows(gp: SparseGP, points: Places, X: Inputs) -> tuple[RowByPlace, PerRow]:
     params = gp.initial(points.shape[1])
     kernel = gp.split(params)[0]

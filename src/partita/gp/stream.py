@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -15,17 +14,18 @@ from partita.families.gaussian import Gaussian
 from partita.foundation.archives import check_finite, doubted, read_arrays, write_arrays
 from partita.foundation.moments import Affine
 from partita.foundation.plain import Row
-from partita.foundation.runtime import on_host, precision
+from partita.foundation.runtime import compile_quickly, on_host, precision
 from partita.foundation.shapes import Inputs, Scalar
 from partita.gp import saving
-from partita.gp.beliefs import Beliefs, mirrored_normals
+from partita.gp.beliefs import Beliefs, draw_noise
 from partita.gp.events import describe_batch
 from partita.gp.learning import Given, Learning, Learnt, learn
-from partita.gp.padding import capacity_for, divide, empty_factor, enlarge, pad_batch, padded_indices
+from partita.gp.padding import capacity_for, divide, empty_factor, enlarge, pad_batch
 from partita.gp.placement import MOST_JITTER, Placement
-from partita.gp.sparse import Factor, SparseGP, Step, Whitened
+from partita.gp.sparse import Factor, SparseGP, Step, Whitened, by_output
 from partita.server.events import Event
 from partita.server.ledger import Ledger
+from partita.shards import pad_rows
 from partita.telemetry import Callback, tell
 from partita.wire.tasks import Update
 
@@ -161,8 +161,7 @@ class Stream:
     def _learn(self, learning: Learning, step: Step, movable: np.ndarray, start: Beliefs) -> tuple[Learnt, float]:
         """Learn from a batch, with more jitter than before only where factorisations fail without."""
         size = self.hyper.size
-        key = jax.random.fold_in(jax.random.key(self.seed), self.batches)
-        noise = on_host(mirrored_normals(key, learning.steps * learning.samples, size))
+        noise = draw_noise(self.seed, self.batches, learning.steps * learning.samples, size)
         noise = self.hyper.share_among_outputs(noise).reshape(learning.steps, learning.samples, size)
         outputs, features = len(self.factor.shift), self.factor.points.shape[1]
         # Beside the prior the factor says what old batches say of the kernel; of the likelihood it says nothing.
@@ -259,10 +258,19 @@ class Stream:
 
     def latent(self, X: np.ndarray, samples: int = 8) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """Mean and variance [draws, outputs, rows] of f(X), for draws of the hyperparameters, which come third."""
+        drawn = self.draws(samples, by_output=True)
         with precision(np.float64):
-            drawn, places = self.draws(samples, by_output=True), X[padded_indices(len(X))]
-            m, v = on_host(predict(self.gp, drawn, self.factor, places, np.asarray(self.jitter)))
+            m, v = on_host(predict(self.gp, drawn, self.factor, pad_rows(X), np.asarray(self.jitter)))
         return m[..., : len(X)], v[..., : len(X)], drawn
+
+    def responses(self, X: np.ndarray, samples: int = 8) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance [draws, outputs, rows] of y at X, noise included, for draws of the hyperparameters."""
+        drawn = self.draws(samples, by_output=True)
+        with precision(np.float64):
+            means, variances = on_host(
+                predict_responses(self.gp, drawn, self.factor, pad_rows(X), np.asarray(self.jitter))
+            )
+        return means[..., : len(X)], variances[..., : len(X)]
 
     def draws(self, samples: int, by_output: bool = False) -> dict[str, np.ndarray]:
         """Hyperparameters with a leading axis; only their point, where nothing else is believed.
@@ -277,22 +285,32 @@ class Stream:
         """The same as `latent`, with covariances [draws, outputs, rows, rows] in place of variances."""
         with precision(np.float64):
             drawn = self.draws(samples)
-            m, S = on_host(predict_jointly(self.gp, drawn, self.factor, X, np.asarray(self.jitter)))
-        return m, S, drawn
+            m, S = on_host(predict_jointly(self.gp, drawn, self.factor, pad_rows(X), np.asarray(self.jitter)))
+        return m[..., : len(X)], S[..., : len(X), : len(X)], drawn
 
 
-@eqx.filter_jit
+@compile_quickly
 def predict(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and variance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict(params, factor, X, jitter), drawn)
 
 
-@eqx.filter_jit
+@compile_quickly
+def predict_responses(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
+    """Mean and variance of y at X for every draw of the hyperparameters."""
+
+    def respond(params: Any) -> Any:
+        return by_output(gp.likelihood.response, gp.split(params)[1], *gp.predict(params, factor, X, jitter))
+
+    return jax.lax.map(respond, drawn)
+
+
+@compile_quickly
 def predict_jointly(gp: SparseGP, drawn: Any, factor: Factor, X: Inputs, jitter: Scalar) -> Any:
     """Mean and covariance of f(X) for every draw of the hyperparameters."""
     return jax.lax.map(lambda params: gp.predict_jointly(params, factor, X, jitter), drawn)
 
 
-@eqx.filter_jit
+@compile_quickly
 def whiten(gp: SparseGP, params: Any, factor: Factor, jitter: Scalar) -> Whitened:
     return gp.posterior(params, factor, jitter)

@@ -44,6 +44,8 @@ class AbstractModel(Opening):
     drawn: ClassVar[bool] = False
     # Whether it has exponentials, whose expectation under a wide prior is too large to start from.
     steep: ClassVar[bool] = False
+    # Whether `natural_prior` computes in NumPy, so that nothing has to be compiled for it.
+    prior_on_host: ClassVar[bool] = False
 
     given_prior: Family | None = eqx.field(default=None, kw_only=True)
 
@@ -263,8 +265,18 @@ def check_like(own: Family, /, *, proper: bool = True, **given: Family) -> Famil
 
 def prior_of(model: AbstractModel, hyper: Hyper) -> Family:
     """p(θ | ε) as it is kept: NumPy arrays in the model's precision."""
+    numbers = {name: np.asarray(v, model.dtype) for name, v in hyper.items()}
     with precision(model.dtype):
-        return on_host(_compiled_prior(model, {name: np.asarray(v, model.dtype) for name, v in hyper.items()}))
+        if model.given_prior is not None:
+            return jax.tree.map(_own_copy, model.given_prior)
+        if model.prior_on_host:
+            return on_host(model.natural_prior(numbers))
+        return on_host(_compiled_prior(model, numbers))
+
+
+def _own_copy(leaf: Array) -> np.ndarray:
+    """An array of its own, in a precision that JAX has here."""
+    return np.array(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def prior_shapes(model: AbstractModel, hyper: Hyper) -> Family:

@@ -9,6 +9,7 @@ from jax.scipy.special import log_ndtr, ndtr
 
 from partita.errors import InputError
 from partita.families import GAUSSIANS, Family
+from partita.foundation.algebra import numbers_of
 from partita.foundation.checks import check_count
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Scalar
@@ -77,9 +78,10 @@ class SoftmaxRegression(LinearPredictor):
         return self.classes
 
     def natural_prior(self, hyper: Hyper) -> Family:
-        precision = jnp.tile(self.prior_precision(hyper), (self.classes, 1))
+        xp = numbers_of(hyper)
+        precision = xp.tile(self.prior_precision(hyper), (self.classes, 1))
         precision = precision if self.posterior == "mean-field" else precision.ravel()
-        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
+        return GAUSSIANS[self.posterior].independent(xp.zeros_like(precision), precision)
 
     def targets(self, site: int, y: np.ndarray) -> np.ndarray:
         return check_labels(site, LinearPredictor.targets(self, site, y), self.classes).astype(np.int32)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from partita.errors import InputError
 from partita.families import Family, Gaussian
 from partita.families.abstract_gaussian import LOG_2PI
+from partita.foundation.algebra import numbers_of
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, PerRow
@@ -44,8 +45,9 @@ class HeteroscedasticRegression(LinearPredictor):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         both = [self.prior_precision({"prior_scale": hyper[name]}) for name in ("prior_scale", "spread_scale")]
-        precision = jnp.concatenate(both)
-        return Gaussian(jnp.zeros_like(precision), jnp.diag(precision))
+        xp = numbers_of(hyper)
+        precision = xp.concatenate(both)
+        return Gaussian(xp.zeros_like(precision), xp.diag(precision))
 
     def predictors(self, params: Array, X: Array) -> Array:
         """xᵀβ."""

@@ -13,8 +13,9 @@ from jax.scipy.stats import t as student
 from partita.errors import InputError, ShardError
 from partita.families import GAUSSIANS, Family, WeightsAndNoise
 from partita.families.abstract_gaussian import LOG_2PI
+from partita.foundation.algebra import numbers_of
 from partita.foundation.checks import check_count, check_one_of, check_positive
-from partita.foundation.runtime import Array, precision
+from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.models.base import Hyper, Predictor, Rows
 from partita.models.coefficients import Coefficients
@@ -37,6 +38,7 @@ class LinearPredictor(Predictor):
     posterior: Posterior = "full"
 
     projected: ClassVar[bool] = True
+    prior_on_host: ClassVar[bool] = True
     # What weights are of, one block of columns after the other: prefixes of their names.
     blocks: ClassVar[tuple[str, ...]] = ("",)
 
@@ -62,13 +64,15 @@ class LinearPredictor(Predictor):
 
     def prior_precision(self, hyper: Hyper) -> Array:
         """1/s² for weights, the intercept's own last."""
-        weights = jnp.broadcast_to(1 / jnp.asarray(hyper["prior_scale"], self.dtype) ** 2, (self.features,))
-        rest = jnp.full(int(self.intercept), 1 / self.intercept_scale**2, self.dtype)
-        return jnp.concatenate([weights, rest])
+        xp = numbers_of(hyper)
+        weights = xp.broadcast_to(1 / xp.asarray(hyper["prior_scale"], self.dtype) ** 2, (self.features,))
+        rest = xp.full(int(self.intercept), 1 / self.intercept_scale**2, self.dtype)
+        precision: Array = xp.concatenate([weights, rest])
+        return precision
 
     def natural_prior(self, hyper: Hyper) -> Family:
         precision = self.prior_precision(hyper)
-        return GAUSSIANS[self.posterior].independent(jnp.zeros_like(precision), precision)
+        return GAUSSIANS[self.posterior].independent(numbers_of(precision).zeros_like(precision), precision)
 
     @property
     def family(self) -> type[Family]:
@@ -124,8 +128,7 @@ class LinearPredictor(Predictor):
         """Weights far out in the tail of their prior: in units of such size, it is not weak."""
         if self.given_prior is not None:
             return []
-        with precision(self.dtype):
-            scale = np.asarray(self.prior_precision(self.hyper)) ** -0.5
+        scale = np.asarray(self.prior_precision(self.hyper)) ** -0.5
         # The largest of all outputs.
         off = np.max(np.abs(np.reshape(posterior.location, (-1, len(scale)))), axis=0) / scale
         worst = int(np.argmax(off))

@@ -57,6 +57,7 @@ class LatentDirichletAllocation(AbstractModel):
 
     closed_form: ClassVar[bool] = True
     conjugate: ClassVar[bool] = True
+    prior_on_host: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_count("LatentDirichletAllocation: ", topics=self.topics, words=self.words, iterations=self.iterations)
@@ -117,9 +118,10 @@ class LatentDirichletAllocation(AbstractModel):
         table = _table(mean.expected_log)
         parts = _cut_into_parts(data)
         fixed = jax.lax.stop_gradient(table)
-        gamma = jax.lax.map(lambda part: self._shares(fixed, part), parts)
-        bound = jax.checkpoint(lambda pair: self._bound(table, *pair))
-        return jax.lax.map(bound, (parts, gamma)).reshape(-1)[: len(data.words)]
+        # What concerns shares alone is computed here, once: gradients would go through it again.
+        weight, own = jax.lax.map(lambda part: self._own_terms(self._shares(fixed, part)), parts)
+        bound = jax.checkpoint(lambda pair: _words_bound(table, *pair))
+        return (jax.lax.map(bound, (parts, weight)) + own).reshape(-1)[: len(data.words)]
 
     def log_prob(self, params: Any, data: Documents, hyper: Hyper) -> PerRow:
         """The same bound for topics that are known: what is left of log p(words | topics) is the documents' own."""
@@ -156,16 +158,13 @@ class LatentDirichletAllocation(AbstractModel):
 
         return _cut(table, data, ascend)
 
-    def _bound(self, table: "Table", data: Documents, gamma: Array) -> Array:
+    def _own_terms(self, gamma: Array) -> tuple[Array, Array]:
+        """exp E[log share] for every topic, and what the bound of each document has beside its words."""
         alpha, K = self.document_concentration, self.topics
         expected = _expected_logs(gamma)
-        weight = jnp.exp(expected)
-
-        norm = jnp.einsum("nlk,nk->nl", table.likely[data.words], weight)
-        words = jnp.sum(data.counts * (jnp.log(jnp.maximum(norm, LEAST)) + table.highest[data.words]), axis=1)
         own = jnp.sum((alpha - gamma) * expected + gammaln(gamma), axis=1) - gammaln(jnp.sum(gamma, axis=1))
         constant = gammaln(jnp.asarray(K * alpha, own.dtype)) - K * gammaln(jnp.asarray(alpha, own.dtype))
-        return words + own + constant
+        return jnp.exp(expected), own + constant
 
 
 class Table(NamedTuple):
@@ -182,6 +181,12 @@ def _table(expected_log: Array) -> Table:
 
 def _expected_logs(gamma: Array) -> Array:
     return positive_digamma(gamma) - positive_digamma(jnp.sum(gamma, axis=1, keepdims=True))
+
+
+def _words_bound(table: Table, data: Documents, weight: Array) -> Array:
+    """What the bound of each document has of its words."""
+    norm = jnp.einsum("nlk,nk->nl", table.likely[data.words], weight)
+    return jnp.sum(data.counts * (jnp.log(jnp.maximum(norm, LEAST)) + table.highest[data.words]), axis=1)
 
 
 def _cut(table: Table, data: Documents, function: Callable[[Array, Array], Array]) -> Array:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from partita.errors import EngineError
 from partita.foundation.checks import import_extra
+from partita.foundation.compilation import cache_compilations
 from partita.foundation.locks import hold_lock, private_folder
 from partita.foundation.logs import open_log
 from partita.foundation.network import is_server_up
-from partita.foundation.runtime import cache_compilation
 from partita.foundation.signals import IsEnding, notice_signals, pause
 from partita.site.gate import Site
 from partita.site.node import Answer, Disconnected, Node, Record, Refused
@@ -36,7 +36,7 @@ def run_site(path: Path, say: Say, accepts: bool = False) -> None:
     import_extra("flwr", "Flower", "flower")
     path = path.resolve()
     settings, run = read_site(path), path / RUN
-    cache_compilation()
+    cache_compilations()
     with private_folder(run), hold_lock(run / LOCK), notice_signals() as is_ending:
         log = open_log(run, "log")
 

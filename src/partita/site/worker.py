@@ -1,11 +1,10 @@
 """The work of sites, wherever it is done: refining factors, sending messages, evaluating posteriors."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from partita.expectations import Expectation
 from partita.families import Family, inner
 from partita.foundation.digests import content_digest
-from partita.foundation.runtime import Array, on_host, precision, stack_trees
+from partita.foundation.runtime import Array, Program, on_host, precision, stack_trees
 from partita.free_energy import LocalProblem
 from partita.models import AbstractModel, Hyper
 from partita.shards import Shard, padded_together
@@ -122,6 +121,9 @@ class Worker:
             update = rule.apply(task, update)
         return update
 
+    def _choose(self, program: Program, shards: Shard) -> Callable[..., Any]:
+        return program.choose(shards.weights.shape[1], is_light=not self.job.model.drawn)
+
     def _refine_stack(self, shape: Shapes, tasks: Sequence[Task]) -> list[Update]:
         job, first = self.job, tasks[0]
         began = time.perf_counter()
@@ -137,9 +139,9 @@ class Worker:
                 np.asarray([task.site for task in tasks], np.uint32),
             )
             if first.message_only:
-                result = _message_sites(*given, first.begin, *shared, *mine)
+                result = self._choose(_message_sites, mine[0])(*given, first.begin, *shared, *mine)
             else:
-                result = _refine_sites(
+                result = self._choose(_refine_sites, mine[0])(
                     *given,
                     np.asarray(first.start is not None),
                     first.cavity if first.start is None else first.start,
@@ -167,7 +169,8 @@ class Worker:
             flat = posterior.flat()
             for shape, group in self._groups.items():
                 for sites in self._parts(shape, group):
-                    found = _evaluate_sites(
+                    shards = self._stack_sites(shape, sites)
+                    found = self._choose(_evaluate_sites, shards)(
                         job.model,
                         job.solver,
                         job.expectation,
@@ -175,7 +178,7 @@ class Worker:
                         None if factors is None else Family.stack([factors.get(site, flat) for site in sites]),
                         _array_hyper(hyper, job.model),
                         np.asarray(job.seed, np.uint32),
-                        self._stack_sites(shape, sites),
+                        shards,
                         np.asarray(sites, np.uint32),
                     )
                     values.update(zip(sites, np.asarray(found, np.float64).tolist(), strict=True))
@@ -217,7 +220,7 @@ def site_key(seed: Array, site: Array, version: Array) -> Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), site), version)
 
 
-@eqx.filter_jit
+@Program.of
 def _refine_sites(
     model: AbstractModel,
     solver: Solver,
@@ -264,7 +267,7 @@ def _refine_sites(
     return refined
 
 
-@eqx.filter_jit
+@Program.of
 def _message_sites(
     model: AbstractModel,
     solver: Solver,
@@ -292,7 +295,7 @@ def _message_sites(
     return found
 
 
-@eqx.filter_jit
+@Program.of
 def _evaluate_sites(
     model: AbstractModel,
     solver: Solver,

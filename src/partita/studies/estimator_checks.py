@@ -3,12 +3,12 @@
 from sklearn.utils.estimator_checks import check_estimator
 
 import partita as pt
-from partita.foundation.runtime import cache_compilation
+from partita.foundation.compilation import cache_compilations
 from partita.studies.options import Say
 
 
 def check_estimators(say: Say) -> None:
-    cache_compilation()
+    cache_compilations()
     estimators = (
         pt.PartitionedRegressor(),
         pt.PartitionedClassifier(),

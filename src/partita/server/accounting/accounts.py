@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import equinox as eqx
-
-from partita.families import Family, inner
+from partita.families import Family
 from partita.families.base import inner_on_host
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import on_host
 from partita.models import Hyper
 from partita.server.accounting.evidence import Estimate, Evidence
 from partita.server.accounting.reports import Credibility
@@ -142,11 +140,9 @@ class Accounts:
     def move(self, before: Family) -> float:
         """The posterior has moved from there; gives how far, KL(now ‖ before)."""
         now, of_before = self.ledger.posterior, self._log_partition(before, "posterior")
-        with precision(before.dtype):
-            expected, of_now, mean = _compare(now, before)
-        self._log_partitions["posterior"] = (now, float(of_now))
-        self._mean = (now, on_host(mean))
-        change = float(expected) - float(of_now) + of_before
+        self._mean = (now, on_host(now.mean()))
+        of_now = self._log_partition(now, "posterior")
+        change = inner_on_host(now / before, self._mean[1]) - of_now + of_before
         self.length += math.sqrt(max(change, 0.0))
         self.travelled += max(change, 0.0)
         return change
@@ -178,10 +174,3 @@ class Accounts:
         if name not in self._log_partitions or self._log_partitions[name][0] is not density:
             self._log_partitions[name] = (density, float(density.log_partition()))
         return self._log_partitions[name][1]
-
-
-@eqx.filter_jit
-def _compare(new: Family, old: Family) -> tuple[Array, Array, Any]:
-    """E_new[log new / old], up to both scales; A(new); and the mean of new."""
-    mean = new.mean()
-    return inner(new / old, mean), new.log_partition(), mean

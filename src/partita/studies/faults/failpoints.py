@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import partita as pt
-from partita.foundation.runtime import cache_compilation
+from partita.foundation.compilation import cache_compilations
 from partita.server import storage
 from partita.server.events import Event
 from partita.studies.faults.killing import describe_kills, die_at, kill_servers, read_journal
@@ -21,7 +21,7 @@ UPDATES = 60
 def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) -> str:
     """Run a server, or go on with one, until it reaches a place for the n-th time and dies; return the fingerprint."""
     storage.failpoint = die_at(place, hits)
-    cache_compilation(cache)
+    cache_compilations(cache)
     X, y = pt.datasets.load("breast-cancer")
     shards = pt.datasets.split((pt.datasets.standardised(X)[:, :5], y), sites=4)
     acknowledged = (folder.parent / f"{folder.name}.acknowledged").open("a")

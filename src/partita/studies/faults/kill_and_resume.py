@@ -16,9 +16,9 @@ from partita.studies.options import Kills, Say
 PROGRAM = """
 import sys
 import partita as pt
-from partita.foundation.runtime import cache_compilation
+from partita.foundation.compilation import cache_compilations
 from pathlib import Path
-cache_compilation(Path(sys.argv[2]))
+cache_compilations(Path(sys.argv[2]))
 X, y = pt.datasets.load("breast-cancer")
 shards = pt.datasets.split((pt.datasets.standardised(X), y), sites=5, how="by-label")
 result = pt.fit(

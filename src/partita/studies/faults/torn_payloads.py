@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import partita as pt
-from partita.foundation.runtime import cache_compilation
+from partita.foundation.compilation import cache_compilations
 from partita.server import storage
 from partita.studies.faults.killing import describe_kills, die_at, kill_servers, read_journal
 from partita.studies.options import Kills, Say
@@ -39,7 +39,7 @@ def serve(folder: Path, cache: Path, place: str | None, hits: int, seed: int) ->
 
     storage.failpoint = reach
     os.pwrite = write_less
-    cache_compilation(cache)
+    cache_compilations(cache)
     generator = np.random.default_rng(0)
     X = generator.normal(size=(60, FEATURES))
     y = X[:, 0] + generator.normal(size=60)
