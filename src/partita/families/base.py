@@ -138,6 +138,15 @@ class Family(Tree):
         """One row of a stack; a view."""
         return jax.tree.map(lambda leaf: leaf[index, ...], self)
 
+    @property
+    def leading(self) -> int:
+        """How many rows a stack has."""
+        return len(jax.tree.leaves(self)[0])
+
+    def slice_rows(self, rows: slice) -> Self:
+        """Some rows of a stack that follow each other, as a stack; a view."""
+        return jax.tree.map(lambda leaf: leaf[rows], self)
+
     def take_rows(self, indices: Sequence[int]) -> Self:
         """Some rows of a stack, as a stack; a view, if they follow each other."""
         first, number = (indices[0], len(indices)) if len(indices) else (0, 0)
@@ -192,6 +201,10 @@ class Family(Tree):
     @abstractmethod
     def cone(self) -> Cone:
         """What has to be positive for the density to be proper; affine in the fields."""
+
+    def cone_part(self) -> Self:
+        """This density, or without the fields that `cone` does not look at: products of such parts cost less."""
+        return self
 
     @classmethod
     @abstractmethod

@@ -8,7 +8,7 @@ share that keeps the posterior, and every site's cavity, proper (`room.py`). Not
 A ledger whose sites share one factor is in `shared_ledger.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -17,14 +17,15 @@ from partita.errors import ImproperDensity, InputError, NotOutstanding
 from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
+    is_clear_of,
     is_surely_inside,
     larger_floor,
     lower_bound,
     rounding_floor,
     shift_cone,
-    subtract_floor,
 )
 from partita.models import Hyper
+from partita.server.cavities import Group, divide_groups, leaves_digits, slice_groups
 from partita.server.checking import check_structure, check_values
 from partita.server.flights import Flight, Flights
 from partita.server.room import find_unburied_shares, fit_changes
@@ -264,10 +265,11 @@ class Ledger:
         start, end, floor = self._ends_and_floor(total)
         share = admissible_share(start, end, floor)
         if len(sites) > 1:
-            cavities = self.cavities(sites)
-            # A site's own cavity moves with what all the others change.
-            moved = cavities * total.divide_rows(changes)
-            share = min(share, admissible_share(cavities.cone(), moved.cone(), floor))
+            whole, parts = total.cone_part(), changes.cone_part()
+            for rows, cavities in self._cavity_parts(sites):
+                # A site's own cavity moves with what all the others change.
+                moved = cavities * whole.divide_rows(parts.slice_rows(rows))
+                share = min(share, admissible_share(cavities.cone(), moved.cone(), floor))
         if len(sites) < self.sites:
             share = min(share, self._others_share(sites, start, end, floor))
         return share
@@ -288,7 +290,7 @@ class Ledger:
 
     def _ends_and_floor(self, change: Family) -> tuple[Cone, Cone, Cone]:
         """Where the posterior is, where a change would lead it, and what cannot be told from zero there."""
-        end = (self.posterior * change).cone()
+        end = (self.posterior.cone_part() * change.cone_part()).cone()
         return self.posterior.cone(), end, self.floor_with(end)
 
     def bound(self) -> Cone | None:
@@ -312,7 +314,7 @@ class Ledger:
         self._floor = self.floor_with(self.posterior.cone())
         if weakest is not None:
             weakest = shift_cone(weakest, start, self.posterior.cone())
-            own = (cavity.cone() for cavity in cavities.rows())
+            own = (cavity.cone() for group in cavities for cavity in group.rows())
             weakest = lower_bound((weakest, *own)) if is_surely_inside(weakest) else None
         self._weakest = weakest
         return share
@@ -324,10 +326,10 @@ class Ledger:
         share: float,
         allowed: Callable[[Family], bool],
         rest: Family | None = None,
-    ) -> tuple[float, Family, Family]:
+    ) -> tuple[float, Family, list[Family]]:
         """Write the factors as they come out after rounding; less is taken until what changed is proper and allowed.
 
-        Gives the share, the posterior, and these sites' cavities.
+        Gives the share, the posterior, and these sites' cavities in groups, as far as they have to be positive.
         """
         old, own, total = self.factors_of(sites), changes, changes.product_of_rows()
         if rest is not None:
@@ -335,15 +337,24 @@ class Ledger:
         while share > np.finfo(float).eps:
             posterior = self.posterior * (total if share == 1 else total**share)
             new = old * (own if share == 1 else own**share)
-            cavities = self._cavities(sites, posterior, new)
-            finite = posterior.is_finite() and cavities.is_finite()
-            proper = finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone())
-            if proper and allowed(posterior):
+            cavities = self._find_proper(sites, posterior, new)
+            if cavities is not None and allowed(posterior):
                 self._share_out(rest, share)
                 self._store(sites, new)
                 return share, posterior, cavities
             share /= 2
-        return 0.0, self.posterior, self._cavities(sites, self.posterior, old)
+        return 0.0, self.posterior, [self._cavities(sites, self.posterior, old)]
+
+    def _find_proper(self, sites: Sequence[int], posterior: Family, factors: Family) -> list[Family] | None:
+        """Cavities of sites with these factors, in groups; nothing, unless they and the posterior are proper."""
+        if not (posterior.is_finite() and is_surely_inside(posterior.cone())):
+            return None
+        found = []
+        for _, cavities in self._grouped_cavities(sites, posterior, factors):
+            if not (cavities.is_finite() and is_surely_inside(cavities.cone())):
+                return None
+            found.append(cavities.cone_part())
+        return found
 
     def _share_out(self, rest: Family | None, share: float) -> None:
         if rest is not None:
@@ -357,11 +368,24 @@ class Ledger:
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
         divided = posterior.divide_rows(own)
-        if is_surely_inside(subtract_floor(divided.cone(), rounding_floor(posterior.cone()))):
+        if is_clear_of(divided.cone(), rounding_floor(posterior.cone())):
             return divided
         factors = self.factors_of(range(self.sites)).copy()
         factors.put_rows(sites, own)
         return self.prior.times_rows(factors.products_of_others().take_rows(sites))
+
+    def _grouped_cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Iterator[Group]:
+        """The same, a few at a time; all of them in the same way."""
+        if leaves_digits(posterior, own):
+            return divide_groups(posterior, own)
+        return slice_groups(self._cavities(sites, posterior, own))
+
+    def _cavity_parts(self, sites: Sequence[int]) -> Iterator[Group]:
+        """Of the cavities of sites as they are, what has to be positive; a few at a time."""
+        own = self.factors_of(sites)
+        if leaves_digits(self.posterior, own):
+            return divide_groups(self.posterior.cone_part(), own.cone_part())
+        return slice_groups(self.cavities(sites).cone_part())
 
     def _others_share(self, sites: Sequence[int], start: Cone, end: Cone, floor: Cone) -> float:
         """What the cavities of all other sites allow: by the bound, and exactly only where the bound does not do."""

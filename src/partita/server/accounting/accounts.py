@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import equinox as eqx
+import jax
+import numpy as np
 
 from partita.families import Family, inner
 from partita.families.base import inner_on_host
-from partita.foundation.runtime import Array, on_host, precision
+from partita.foundation.runtime import Array, precision
 from partita.models import Hyper
 from partita.server.accounting.evidence import Estimate, Evidence
 from partita.server.accounting.reports import Credibility
@@ -144,7 +146,7 @@ class Accounts:
         with precision(before.dtype):
             expected, of_now, mean = _compare(now, before)
         self._log_partitions["posterior"] = (now, float(of_now))
-        self._mean = (now, on_host(mean))
+        self._mean = (now, _in_double(mean))
         change = float(expected) - float(of_now) + of_before
         self.length += math.sqrt(max(change, 0.0))
         self.travelled += max(change, 0.0)
@@ -163,7 +165,7 @@ class Accounts:
     def _place(self, density: Family, hyper: Hyper, astray: float = 0.0) -> Place:
         """Where tasks begin, so many nats away from the posterior."""
         if self._mean is None or self._mean[0] is not density:
-            self._mean = (density, on_host(density.mean()))
+            self._mean = (density, _in_double(density.mean()))
         far = max(astray, 0.0)
         return Place(density, self._mean[1], self.length - math.sqrt(far), self.travelled - far, hyper, astray > 0)
 
@@ -177,6 +179,11 @@ class Accounts:
         if name not in self._log_partitions or self._log_partitions[name][0] is not density:
             self._log_partitions[name] = (density, float(density.log_partition()))
         return self._log_partitions[name][1]
+
+
+def _in_double(mean: Any) -> Any:
+    """A mean on the host in double precision, as inner products take it: it is converted once, and used by all."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), mean)
 
 
 @eqx.filter_jit
