@@ -69,7 +69,7 @@ class Report:
 
     def gap(self, new: "Report", size: float) -> float:
         """How far the next value is from what both slopes say, beside how far it may be, of a site of that size."""
-        found = self.contradiction(new, NARROWEST)
+        found = self.contradiction(new, way_between(self.place, new.place), NARROWEST, whole=True)
         return found.found / (found.allowed + STEEPENING * self.step(new) ** 3 * size)
 
     def step(self, new: "Report") -> float:
@@ -82,7 +82,7 @@ class Report:
         Slopes go with what they are slopes of: they move with hyperparameters, and with mean parameters as values do;
         where neither has moved, they have not. A site that changes only what it says is found out by that.
         """
-        way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
+        way = way_between(self.place, new.place)
         moved = max(gross_product(report.message, way) for report in (self, new))
         rounding = ROUNDING * float(np.finfo(self.message.dtype).eps) * size
         step = self.step(new)
@@ -93,26 +93,30 @@ class Report:
             for name, slope in self.slopes.items()
         }
 
-    def contradiction(self, new: "Report", narrow: float = NARROW) -> "Contradiction":
+    def contradiction(self, new: "Report", way: Any, narrow: float = NARROW, whole: bool = False) -> "Contradiction":
         """How well the site's next report follows from this one: its value lies between what both gradients say.
 
         That is so wherever the value is convex or concave on the way, and nearly so on any short one. Changes say how
-        far proposals are from gradients.
+        far proposals are from gradients; where it follows without them, they are not looked at, unless asked for.
         """
-        way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
-        ways = [inner_on_host(density, way) for density in (self.message, new.message, self.change, new.change)]
+        ways = [inner_on_host(density, way) for density in (self.message, new.message)]
         drifts = [report.drifts(self.place.hyper, new.place.hyper) for report in (self, new)]
-        slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3])
-        size = abs(self.value) + abs(new.value)
         expected = self.value + 0.5 * (ways[0] + ways[1])
-        return Contradiction(
-            expected,
-            abs(new.value - expected - 0.5 * sum(map(sum, drifts))),
-            NEGLIGIBLE
-            + WIDE * slack
-            + narrow * sum(abs(first - second) for first, second in zip(*drifts, strict=True))
-            + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
-        )
+        found = abs(new.value - expected - 0.5 * sum(map(sum, drifts)))
+        bends = narrow * sum(abs(first - second) for first, second in zip(*drifts, strict=True))
+        rounding = ROUNDING * float(np.finfo(self.message.dtype).eps) * (abs(self.value) + abs(new.value))
+
+        def allow(slack: float) -> float:
+            return NEGLIGIBLE + WIDE * slack + bends + rounding
+
+        slack = abs(ways[0] - ways[1])
+        allowed = allow(slack)
+        if whole or not found <= allowed:
+            latest = abs(inner_on_host(new.change, way))
+            allowed = allow(slack + latest)
+            if whole or not found <= allowed:
+                allowed = allow(slack + abs(inner_on_host(self.change, way)) + latest)
+        return Contradiction(expected, found, allowed)
 
     def distance(self, place: Place) -> float:
         """How far away another place is: what a first order leaves out is of this order."""
@@ -126,11 +130,16 @@ class Report:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """What a report was expected to be, how far from it it is, and how far it may be."""
+    """What a report was expected to be, how far from it it is, and how far it may be: at least so far, if it is not."""
 
     expected: float
     found: float
     allowed: float
+
+
+def way_between(start: Place, end: Place) -> Any:
+    """The difference of two places' means, in double precision."""
+    return jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, end.mean, start.mean)
 
 
 def gross_product(natural: Any, mean: Any) -> float:
@@ -167,7 +176,7 @@ class Credibility:
 
     def weigh(self, new: Mapping[int, Report], old: Mapping[int, Report], offsets: Mapping[int, float]) -> Doubts:
         """Compare new reports with the sites' old ones, and keep those whose slopes are believed."""
-        found = {site: old[site].contradiction(report) for site, report in new.items() if site in old}
+        found = self._compare({site: (old[site], report) for site, report in new.items() if site in old})
         self.contradictions.update({site: one.found for site, one in found.items()})
         unlikely = self._find_unlikely(new, offsets)
         contradicted = {site: one for site, one in found.items() if self._is_contradicted(site, one)}
@@ -177,6 +186,15 @@ class Credibility:
                 self.believed[site] = report
             self.probation[site] = PROBATION if doubted else max(0, self.probation.get(site, 0) - 1)
         return Doubts(contradicted, unlikely)
+
+    def _compare(self, pairs: Mapping[int, tuple[Report, Report]]) -> dict[int, Contradiction]:
+        """How well reports follow from those before. Sites of one round have gone the same way."""
+        found, places, way = {}, None, None
+        for site, (old, new) in pairs.items():
+            if places is None or old.place is not places[0] or new.place is not places[1]:
+                places, way = (old.place, new.place), way_between(old.place, new.place)
+            found[site] = old.contradiction(new, way)
+        return found
 
     @property
     def not_counted(self) -> list[int]:
