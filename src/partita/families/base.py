@@ -31,9 +31,17 @@ def inner(natural: Any, mean: Any) -> Scalar:
 
 def inner_on_host(natural: Any, mean: Any) -> float:
     """⟨η, μ⟩ on the host, in double precision: differences of such numbers are small beside them."""
-    pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
+    return inners_on_host(natural, mean)[0]
+
+
+def inners_on_host(natural: Any, *means: Any) -> list[float]:
+    """The same with several means, for which natural parameters are converted once."""
+    leaves, products = [jax.tree.leaves(mean) for mean in means], []
     with np.errstate(over="ignore", invalid="ignore"):
-        return sum(float(np.vdot(np.asarray(a, np.float64), np.asarray(b, np.float64))) for a, b in pairs)
+        for leaf, *others in zip(jax.tree.leaves(natural), *leaves, strict=True):
+            double = np.asarray(leaf, np.float64)
+            products.append([float(np.vdot(double, np.asarray(other, np.float64))) for other in others])
+    return [sum(terms) for terms in zip(*products, strict=True)]
 
 
 @dataclass_transform(frozen_default=True)
