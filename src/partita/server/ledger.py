@@ -8,7 +8,7 @@ share that keeps the posterior, and every site's cavity, proper (`room.py`). Not
 A ledger whose sites share one factor is in `shared_ledger.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from partita.families.cone import (
     shift_cone,
 )
 from partita.models import Hyper
-from partita.server.cavities import Group, divide_groups, leaves_digits, slice_groups
+from partita.server.groups import slice_groups
 from partita.server.checking import check_structure, check_values
 from partita.server.flights import Flight, Flights
 from partita.server.room import find_unburied_shares, fit_changes
@@ -265,13 +265,21 @@ class Ledger:
         start, end, floor = self._ends_and_floor(total)
         share = admissible_share(start, end, floor)
         if len(sites) > 1:
-            whole, parts = total.cone_part(), changes.cone_part()
-            for rows, cavities in self._cavity_parts(sites):
-                # A site's own cavity moves with what all the others change.
-                moved = cavities * whole.divide_rows(parts.slice_rows(rows))
-                share = min(share, admissible_share(cavities.cone(), moved.cone(), floor))
+            share = min(share, self._own_cavities_share(sites, changes.cone_part(), total.cone_part(), floor))
         if len(sites) < self.sites:
             share = min(share, self._others_share(sites, start, end, floor))
+        return share
+
+    def _own_cavities_share(self, sites: Sequence[int], changes: Family, total: Family, floor: Cone) -> float:
+        """The same for these sites' cavities: a site's own moves with what all the others change."""
+        own, posterior = self.factors_of(sites).cone_part(), self.posterior.cone_part()
+        lost, share = rounding_floor(posterior.cone()), 1.0
+        for rows, some in slice_groups(changes):
+            cavities = posterior.divide_rows(own.slice_rows(rows))
+            if not is_clear_of(cavities.cone(), lost):
+                cavities = self.cavities(sites).cone_part()
+                return admissible_share(cavities.cone(), (cavities * total.divide_rows(changes)).cone(), floor)
+            share = min(share, admissible_share(cavities.cone(), (cavities * total.divide_rows(some)).cone(), floor))
         return share
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
@@ -335,23 +343,38 @@ class Ledger:
         if rest is not None:
             own, total = changes * self._parts_of(rest, sites), total * rest
         while share > np.finfo(float).eps:
-            posterior = self.posterior * (total if share == 1 else total**share)
-            new = old * (own if share == 1 else own**share)
-            cavities = self._find_proper(sites, posterior, new)
+            posterior = self.posterior * _raise(total, share)
+            cavities = self._find_proper(sites, posterior, old, own, share)
             if cavities is not None and allowed(posterior):
                 self._share_out(rest, share)
-                self._store(sites, new)
+                for rows, some in slice_groups(own):
+                    self._store(sites[rows], old.slice_rows(rows) * _raise(some, share))
                 return share, posterior, cavities
             share /= 2
         return 0.0, self.posterior, [self._cavities(sites, self.posterior, old)]
 
-    def _find_proper(self, sites: Sequence[int], posterior: Family, factors: Family) -> list[Family] | None:
-        """Cavities of sites with these factors, in groups; nothing, unless they and the posterior are proper."""
+    def _find_proper(
+        self, sites: Sequence[int], posterior: Family, old: Family, changes: Family, share: float
+    ) -> list[Family] | None:
+        """Cavities of sites with a share of their changes, in groups; None, unless they and the posterior are proper.
+
+        Of cavities, what has to be positive.
+        """
         if not (posterior.is_finite() and is_surely_inside(posterior.cone())):
             return None
-        found = []
-        for _, cavities in self._grouped_cavities(sites, posterior, factors):
-            if not (cavities.is_finite() and is_surely_inside(cavities.cone())):
+        quotients = self._divide(posterior, old, changes, share)
+        if quotients is not None:
+            return quotients
+        cavities = self._cavities(sites, posterior, old * _raise(changes, share))
+        return [cavities] if cavities.is_finite() and is_surely_inside(cavities.cone()) else None
+
+    def _divide(self, posterior: Family, old: Family, changes: Family, share: float) -> list[Family] | None:
+        """The same, where division does for all of them and they are proper; None, where one has to look closer."""
+        found, lost = [], rounding_floor(posterior.cone())
+        for rows, some in slice_groups(changes):
+            cavities = posterior.divide_rows(old.slice_rows(rows) * _raise(some, share))
+            cone = cavities.cone()
+            if not (is_clear_of(cone, lost) and cavities.is_finite() and is_surely_inside(cone)):
                 return None
             found.append(cavities.cone_part())
         return found
@@ -374,19 +397,6 @@ class Ledger:
         factors.put_rows(sites, own)
         return self.prior.times_rows(factors.products_of_others().take_rows(sites))
 
-    def _grouped_cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Iterator[Group]:
-        """The same, a few at a time; all of them in the same way."""
-        if leaves_digits(posterior, own):
-            return divide_groups(posterior, own)
-        return slice_groups(self._cavities(sites, posterior, own))
-
-    def _cavity_parts(self, sites: Sequence[int]) -> Iterator[Group]:
-        """Of the cavities of sites as they are, what has to be positive; a few at a time."""
-        own = self.factors_of(sites)
-        if leaves_digits(self.posterior, own):
-            return divide_groups(self.posterior.cone_part(), own.cone_part())
-        return slice_groups(self.cavities(sites).cone_part())
-
     def _others_share(self, sites: Sequence[int], start: Cone, end: Cone, floor: Cone) -> float:
         """What the cavities of all other sites allow: by the bound, and exactly only where the bound does not do."""
         bound = self.bound()
@@ -397,6 +407,11 @@ class Ledger:
             share = min(admissible_share(cone, shift_cone(cone, start, end), floor) for cone in cones)
             self._weakest = lower_bound(cones)
         return share
+
+
+def _raise(density: Family, share: float) -> Family:
+    """A share of a density; itself, if that is all of it."""
+    return density if share == 1 else density**share
 
 
 def check_prior(prior: Family) -> None:

@@ -19,7 +19,7 @@ from partita.families.cone import (
     shift_cone,
     subtract_floor,
 )
-from partita.server.cavities import divide_groups, slice_groups
+from partita.server.groups import slice_groups
 
 # Where a smaller share of all changes would be left than this, each site has a share of its own.
 TOGETHER = 0.05
@@ -117,10 +117,10 @@ def find_unburied_shares(ledger: HasRoom, sites: Sequence[int], changes: Family,
 
 def _is_in_proportion(ledger: HasRoom, sites: Sequence[int], changes: Family) -> bool:
     """Whether no end is out of proportion to a site's own cavity, by a few numbers of each: then none is buried."""
-    cavities = divide_groups(ledger.posterior, ledger.factors_of(sites))
-    for (_, some), (_, known) in zip(slice_groups(changes), cavities, strict=True):
+    factors = ledger.factors_of(sites)
+    for rows, some in slice_groups(changes):
         positive, others = _split_leaves(ledger.posterior.times_rows(some))
-        usual, other_usual = _split_leaves(known)
+        usual, other_usual = _split_leaves(ledger.posterior.divide_rows(factors.slice_rows(rows)))
         least = [np.maximum(_as_rows(array).min(axis=1, initial=np.inf), 0) for array in usual]
         bounds = [*least, *map(_largest_of_rows, other_usual)]
         ends = map(_largest_of_rows, [*positive, *others])

@@ -1,10 +1,9 @@
 """A ledger with one factor for all sites, so that its size does not depend on how many there are."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from partita.families import Family
 from partita.families.cone import admissible_share, is_surely_inside
-from partita.server.cavities import Group, slice_groups
 from partita.server.ledger import Ledger, anywhere, check_prior
 
 
@@ -46,8 +45,9 @@ class SharedLedger(Ledger):
         share = 1 / self.sites
         return (self.prior**share * posterior ** (1 - share)).repeat(len(sites))
 
-    def _grouped_cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Iterator[Group]:
-        return slice_groups(self._cavities(sites, posterior, own))
+    def _divide(self, posterior: Family, old: Family, changes: Family, share: float) -> list[Family] | None:
+        """Never: cavities are no quotients."""
+        return None
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior proper, and with it every cavity."""

@@ -127,12 +127,12 @@ class Accounts:
         )
         self.tally.add(updates, work)
         # A change that cannot be taken is no gradient either.
-        followed = [
+        followed = (
             update
             if ledger.takes(update.site, update.change, self.least)
             else replace(update, change=update.change.flat())
             for update in updates
-        ]
+        )
         doubted, complete = self.evidence.report(followed, flights, distrusted, away)
         if at_start:
             return Received(work, doubted, complete)

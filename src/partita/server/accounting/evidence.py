@@ -81,7 +81,7 @@ class Evidence:
     shaken: bool = False
 
     def report(
-        self, updates: Sequence[Update], flights: Flights, distrusted: Container[int], away: Iterable[int]
+        self, updates: Iterable[Update], flights: Flights, distrusted: Container[int], away: Iterable[int]
     ) -> tuple[dict[int, str], bool]:
         """Before a fold: take in what sites say of where their tasks began.
 
@@ -93,15 +93,13 @@ class Evidence:
             Whose word was not taken, and why; and whether every site has reported since the last time that this was
             true, but for those that are away.
         """
-        ways = Ways()
-        read = {update.site: self._read(update, flights[update.site], ways) for update in updates}
+        read, compared = self._read_all(updates, flights)
         new = {site: report for site, report in read.items() if report is not None}
         self.failed = (self.failed - set(read)) | (set(read) - set(new))
         self.fresh.update(read)
-        doubts = self.credibility.weigh(new, self.reports, self.offsets, ways)
+        doubts = self.credibility.weigh(new, compared, self.offsets)
         doubted = {}
         for site, report in new.items():
-            compared = doubts.compared.get(site)
             if site in doubts.contradicted:
                 found = doubts.contradicted[site]
                 doubted[site] = (
@@ -110,9 +108,10 @@ class Evidence:
                 )
                 unsure = self.reports[site].unsure + found.allowed
                 report = replace(report, value=found.expected, doubted=True, unsure=unsure)
-                self._keep(site, report, compared, measure=False)
+                self._keep(site, report, compared.get(site), measure=False)
             else:
-                self._keep(site, replace(report, doubted=site in distrusted or site in doubts.unlikely), compared)
+                report = replace(report, doubted=site in distrusted or site in doubts.unlikely)
+                self._keep(site, report, compared.get(site))
         self.shaken = self.shaken or bool(doubted)
         complete = bool(self.fresh) and len(self.fresh.union(away)) >= self.sites
         if complete:
@@ -127,6 +126,17 @@ class Evidence:
             old = self.reports[site]
             expected = inner_on_host(factor, old.place.mean)
             self.reports[site] = replace(old, change=factor.flat(), message=factor, expected=expected, doubted=True)
+
+    def _read_all(
+        self, updates: Iterable[Update], flights: Flights
+    ) -> tuple[dict[int, Report | None], dict[int, Contradiction]]:
+        """Reports, and how they follow from the sites' last ones; each at once, while its arrays are in the cache."""
+        read, compared, ways = {}, {}, Ways()
+        for update in updates:
+            report = read[update.site] = self._read(update, flights[update.site], ways)
+            if report is not None and update.site in self.reports:
+                compared[update.site] = self.reports[update.site].contradiction(report, ways)
+        return read, compared
 
     def _read(self, update: Update, flight: Flight, ways: Ways) -> Report | None:
         """A report; none, where a site says that there is no number."""

@@ -173,12 +173,8 @@ def gross_product(natural: Any, mean: Any) -> float:
 
 @dataclass(frozen=True)
 class Doubts:
-    """Reports whose value does not follow from the site's updates; and reports whose slopes cannot be, with why.
+    """Reports whose value does not follow from the site's updates; and reports whose slopes cannot be, with why."""
 
-    `compared` has how well every report follows from the one before, if there was one.
-    """
-
-    compared: Mapping[int, Contradiction]
     contradicted: Mapping[int, Contradiction]
     unlikely: Mapping[int, str]
 
@@ -201,10 +197,9 @@ class Credibility:
     contradictions: dict[int, float] = field(default_factory=dict)
 
     def weigh(
-        self, new: Mapping[int, Report], old: Mapping[int, Report], offsets: Mapping[int, float], ways: Ways
+        self, new: Mapping[int, Report], found: Mapping[int, Contradiction], offsets: Mapping[int, float]
     ) -> Doubts:
-        """Compare new reports with the sites' old ones, and keep those whose slopes are believed."""
-        found = {site: old[site].contradiction(report, ways) for site, report in new.items() if site in old}
+        """Judge new reports by how they follow from the sites' old ones, and keep those whose slopes are believed."""
         self.contradictions.update({site: one.found for site, one in found.items()})
         unlikely = self._find_unlikely(new, offsets)
         contradicted = {site: one for site, one in found.items() if self._is_contradicted(site, one)}
@@ -213,7 +208,7 @@ class Credibility:
             if not doubted:
                 self.believed[site] = report
             self.probation[site] = PROBATION if doubted else max(0, self.probation.get(site, 0) - 1)
-        return Doubts(found, contradicted, unlikely)
+        return Doubts(contradicted, unlikely)
 
     @property
     def not_counted(self) -> list[int]:
