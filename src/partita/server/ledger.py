@@ -9,6 +9,7 @@ A ledger whose sites share one factor is in `shared_ledger.py`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -25,9 +26,9 @@ from partita.families.cone import (
     shift_cone,
 )
 from partita.models import Hyper
-from partita.server.groups import slice_groups
 from partita.server.checking import check_structure, check_values
 from partita.server.flights import Flight, Flights
+from partita.server.groups import find_quotients, find_share, raise_to, slice_groups
 from partita.server.room import find_unburied_shares, fit_changes
 from partita.wire.tasks import Task, Update
 
@@ -44,6 +45,9 @@ def anywhere(posterior: Family) -> bool:
 
 class Ledger:
     """prior × ∏ factors, with who is working on what. Factors are kept stacked, one row per site."""
+
+    # Whether cavities are quotients of the posterior, where that leaves digits of them.
+    divides: ClassVar[bool] = True
 
     def __init__(self, prior: Family, sites: int):
         if sites < 1:
@@ -272,15 +276,11 @@ class Ledger:
 
     def _own_cavities_share(self, sites: Sequence[int], changes: Family, total: Family, floor: Cone) -> float:
         """The same for these sites' cavities: a site's own moves with what all the others change."""
-        own, posterior = self.factors_of(sites).cone_part(), self.posterior.cone_part()
-        lost, share = rounding_floor(posterior.cone()), 1.0
-        for rows, some in slice_groups(changes):
-            cavities = posterior.divide_rows(own.slice_rows(rows))
-            if not is_clear_of(cavities.cone(), lost):
-                cavities = self.cavities(sites).cone_part()
-                return admissible_share(cavities.cone(), (cavities * total.divide_rows(changes)).cone(), floor)
-            share = min(share, admissible_share(cavities.cone(), (cavities * total.divide_rows(some)).cone(), floor))
-        return share
+        share = find_share(self.posterior.cone_part(), self.factors_of(sites).cone_part(), changes, total, floor)
+        if share is not None:
+            return share
+        cavities = self.cavities(sites).cone_part()
+        return admissible_share(cavities.cone(), (cavities * total.divide_rows(changes)).cone(), floor)
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         """The largest share of one site's change that keeps the posterior and these cavities of all sites proper."""
@@ -343,12 +343,12 @@ class Ledger:
         if rest is not None:
             own, total = changes * self._parts_of(rest, sites), total * rest
         while share > np.finfo(float).eps:
-            posterior = self.posterior * _raise(total, share)
+            posterior = self.posterior * raise_to(total, share)
             cavities = self._find_proper(sites, posterior, old, own, share)
             if cavities is not None and allowed(posterior):
                 self._share_out(rest, share)
                 for rows, some in slice_groups(own):
-                    self._store(sites[rows], old.slice_rows(rows) * _raise(some, share))
+                    self._store(sites[rows], old.slice_rows(rows) * raise_to(some, share))
                 return share, posterior, cavities
             share /= 2
         return 0.0, self.posterior, [self._cavities(sites, self.posterior, old)]
@@ -356,28 +356,14 @@ class Ledger:
     def _find_proper(
         self, sites: Sequence[int], posterior: Family, old: Family, changes: Family, share: float
     ) -> list[Family] | None:
-        """Cavities of sites with a share of their changes, in groups; None, unless they and the posterior are proper.
-
-        Of cavities, what has to be positive.
-        """
+        """Cavities with a share of changes, what has to be positive of them; None, unless all is proper."""
         if not (posterior.is_finite() and is_surely_inside(posterior.cone())):
             return None
-        quotients = self._divide(posterior, old, changes, share)
+        quotients = find_quotients(posterior, old, changes, share) if self.divides else None
         if quotients is not None:
             return quotients
-        cavities = self._cavities(sites, posterior, old * _raise(changes, share))
+        cavities = self._cavities(sites, posterior, old * raise_to(changes, share))
         return [cavities] if cavities.is_finite() and is_surely_inside(cavities.cone()) else None
-
-    def _divide(self, posterior: Family, old: Family, changes: Family, share: float) -> list[Family] | None:
-        """The same, where division does for all of them and they are proper; None, where one has to look closer."""
-        found, lost = [], rounding_floor(posterior.cone())
-        for rows, some in slice_groups(changes):
-            cavities = posterior.divide_rows(old.slice_rows(rows) * _raise(some, share))
-            cone = cavities.cone()
-            if not (is_clear_of(cone, lost) and cavities.is_finite() and is_surely_inside(cone)):
-                return None
-            found.append(cavities.cone_part())
-        return found
 
     def _share_out(self, rest: Family | None, share: float) -> None:
         if rest is not None:
@@ -407,11 +393,6 @@ class Ledger:
             share = min(admissible_share(cone, shift_cone(cone, start, end), floor) for cone in cones)
             self._weakest = lower_bound(cones)
         return share
-
-
-def _raise(density: Family, share: float) -> Family:
-    """A share of a density; itself, if that is all of it."""
-    return density if share == 1 else density**share
 
 
 def check_prior(prior: Family) -> None:

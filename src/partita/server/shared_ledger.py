@@ -1,6 +1,7 @@
 """A ledger with one factor for all sites, so that its size does not depend on how many there are."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from partita.families import Family
 from partita.families.cone import admissible_share, is_surely_inside
@@ -13,6 +14,8 @@ class SharedLedger(Ledger):
     A site refines its share of the whole as if that were its own. Cavities lie between prior and posterior, so they are
     proper wherever those are.
     """
+
+    divides: ClassVar[bool] = False
 
     def recomputed_posterior(self) -> Family:
         """The posterior itself: nothing else is kept."""
@@ -44,10 +47,6 @@ class SharedLedger(Ledger):
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         share = 1 / self.sites
         return (self.prior**share * posterior ** (1 - share)).repeat(len(sites))
-
-    def _divide(self, posterior: Family, old: Family, changes: Family, share: float) -> list[Family] | None:
-        """Never: cavities are no quotients."""
-        return None
 
     def share(self, sites: Sequence[int], changes: Family, total: Family) -> float:
         """The largest share of all changes that keeps the posterior proper, and with it every cavity."""

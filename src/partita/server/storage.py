@@ -186,11 +186,11 @@ class Journal:
             reached("before write")
             with self._database:
                 last = self._database.execute("SELECT coalesce(max(number), 0) FROM arrivals").fetchone()[0]
-                rows = []
+                written = []
                 for number, arrival in enumerate(arrivals, last + 1):
                     kind, version, parts = _read_arrival(arrival)
-                    rows.append(((number, kind, arrival.site, version), parts, self._keep(parts)))
-                rows = self._seal(rows)
+                    written.append(((number, kind, arrival.site, version), parts, self._keep(parts)))
+                rows = self._seal(written)
                 self._database.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                 reached("before commit")
             os.pwrite(self._lock, b"%20d" % rows[-1][0], 0)
@@ -213,7 +213,9 @@ class Journal:
         self._end = end
         return b"", place, size
 
-    def _seal(self, written: Sequence[tuple[Key, Parts, tuple[bytes, int | None, int | None]]]) -> list[tuple[Any, ...]]:
+    def _seal(
+        self, written: Sequence[tuple[Key, Parts, tuple[bytes, int | None, int | None]]]
+    ) -> list[tuple[Any, ...]]:
         """Rows with their digests. Large payloads are on disk then, which works while digests are computed."""
         synced = None
         if any(place is not None for _, _, (_, place, _) in written):
@@ -231,9 +233,8 @@ class Journal:
         found = self._database.execute(query, (site, version)).fetchone()
         return None if found is None else found[0]
 
-    def add_posterior(self, fold: int, posterior: Family) -> None:
-        """What a fold has led to; on resume, that it leads there again."""
-        digest = posterior_digest(posterior)
+    def add_posterior(self, fold: int, digest: bytes) -> None:
+        """What a fold has led to, as `posterior_digest` has it; on resume, that it leads there again."""
         if fold not in self._digests:
             self._digests[fold] = digest
             self._write_soon("INSERT INTO posteriors VALUES (?, ?)", fold, digest)

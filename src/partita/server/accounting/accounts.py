@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -186,7 +185,7 @@ def _in_double(mean: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), mean)
 
 
-@eqx.filter_jit
+@jax.jit
 def _compare(new: Family, old: Family) -> tuple[Array, Array, Any]:
     """E_new[log new / old], up to both scales; A(new); and the mean of new."""
     mean = new.mean()

@@ -109,9 +109,7 @@ class Report:
             for name, slope in self.slopes.items()
         }
 
-    def contradiction(
-        self, new: "Report", ways: Ways, narrow: float = NARROW, whole: bool = False
-    ) -> "Contradiction":
+    def contradiction(self, new: "Report", ways: Ways, narrow: float = NARROW, whole: bool = False) -> "Contradiction":
         """How well the site's next report follows from this one: its value lies between what both gradients say.
 
         That is so wherever the value is convex or concave on the way, and nearly so on any short one. Changes say how
