@@ -11,7 +11,7 @@ from partita.errors import EngineError, NotOutstanding, RunMismatch, StaleUpdate
 from partita.families import Family
 from partita.server.ledger import Ledger
 from partita.server.rules.chain import Chain
-from partita.server.storage import Journal, posterior_digest, reached
+from partita.server.storage import Journal, reached
 from partita.wire.engine import Engine
 from partita.wire.messages import Arrival, Notice, NoticeKind
 from partita.wire.naming import SiteNames
@@ -172,10 +172,12 @@ class Inbox:
         elif self._journal is not None and decided:
             self.flush()
             self._written = self._writer.submit(self._journal.append, decided)
-        # Computed while the disk works.
-        digest = b"" if self._journal is None else posterior_digest(posterior)
-        self.flush()
-        if self._journal is not None:
+        if self._journal is None:
+            self.flush()
+        else:
+            # The disk works meanwhile.
+            digest = self._journal.digest_of(posterior)
+            self.flush()
             self._journal.add_posterior(fold, digest)
             reached("after fold")
         refused, self.refused = self.refused, []

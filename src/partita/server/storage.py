@@ -233,8 +233,12 @@ class Journal:
         found = self._database.execute(query, (site, version)).fetchone()
         return None if found is None else found[0]
 
+    def digest_of(self, posterior: Family) -> bytes:
+        """What is written down of a posterior."""
+        return posterior_digest(posterior)
+
     def add_posterior(self, fold: int, digest: bytes) -> None:
-        """What a fold has led to, as `posterior_digest` has it; on resume, that it leads there again."""
+        """What a fold has led to; on resume, that it leads there again."""
         if fold not in self._digests:
             self._digests[fold] = digest
             self._write_soon("INSERT INTO posteriors VALUES (?, ?)", fold, digest)
