@@ -60,5 +60,5 @@ def test_an_update_is_the_file_that_safetensors_write_and_its_arrays_are_not_cop
     assert payload == safetensors.save(
         {**arrays, **{name: arrays[name].reshape(()) for name in arrays if "hyper" in name or "scale" in name}}
     )
-    largest = max(update_parts(update, "none"), key=len)
-    assert np.shares_memory(np.frombuffer(largest, np.uint8), LIKE.precision)
+    views = [np.frombuffer(part, np.uint8) for part in update_parts(update)[1:]]
+    assert any(np.shares_memory(view, LIKE.precision) for view in views)
