@@ -67,3 +67,19 @@ step = jax.jit(lambda A: jax.lax.scan(lambda a, _: (a - 1e-3 * jax.grad(loss)(a)
 print(bool(jnp.all(jnp.isfinite(step(jax.random.normal(jax.random.key(0), (8, 40, 40)))))))
 """
     assert printed(program) == "True"
+
+
+def test_folds_have_one_blas_thread_whatever_was_imported_first():
+    """Sums of two threads would have other last bits."""
+    program = """
+import os; os.environ.pop("OPENBLAS_NUM_THREADS", None)
+import numpy, partita
+from partita.foundation.threads import one_blas_thread
+from threadpoolctl import threadpool_info
+count = lambda: sorted(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+before = count()
+with one_blas_thread():
+    print(set(count()))
+assert count() == before
+"""
+    assert printed(program) == "{1}"

@@ -17,6 +17,7 @@ from partita.errors import (
 )
 from partita.families import Dirichlet, Gamma, Gaussian, MeanField
 from partita.families.cone import REACH
+from partita.server import groups
 from partita.server.ledger import Ledger
 from partita.server.room import TOGETHER
 from partita.server.shared_ledger import SharedLedger
@@ -548,3 +549,22 @@ def test_a_fold_of_many_honest_sites_under_a_wide_prior_looks_at_none_of_them_al
     shares = ledger.fold([Update(task.site, task.version, change, 0.0) for task in tasks], least=1e-3)
     assert np.all(shares == 1)
     assert looks == []
+
+
+@every_family
+@pytest.mark.parametrize("scale", [0.01, 0.3, 30.0, 1e9])
+@pytest.mark.parametrize("number", [1, 2, SITES])
+def test_large_densities_are_folded_row_by_row_to_the_same_bits(monkeypatch, prior, scale, number):
+    def fold_some(largest):
+        monkeypatch.setattr(groups, "LARGE", largest)
+        ledger, generator, shares = Ledger(prior, SITES), np.random.default_rng(0), []
+        for first in range(6):
+            sites = sorted({(first + i) % SITES for i in range(number)})
+            ledger.dispatch(sites, {})
+            changes = [jax.tree.map(lambda a: scale * generator.normal() * np.asarray(a), prior) for _ in sites]
+            updates = [Update(site, ledger.version, change, 0.0) for site, change in zip(sites, changes, strict=True)]
+            shares.append(ledger.fold(updates, least=1e-3))
+        return [*jax.tree.leaves(ledger.posterior), *jax.tree.leaves(ledger.factors()), *shares]
+
+    for one, other in zip(fold_some(1), fold_some(2**20), strict=True):
+        assert np.array_equal(one, other)

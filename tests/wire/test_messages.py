@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
 from partita.errors import MalformedMessage, MalformedUpdate
 from partita.families import Gaussian
-from partita.wire.messages import decode_task, decode_update, encode_task, encode_update, pack
+from partita.wire.messages import decode_task, decode_update, encode_task, encode_update, pack, update_parts
 from partita.wire.tasks import Task, Update
 
 LIKE = Gaussian.from_moments(np.zeros(2), np.eye(2))
@@ -49,3 +50,15 @@ def test_outcome_and_steps_of_an_update_are_whole_numbers(wrong):
     update = dataclasses.replace(Update(1, 5, LIKE, 1.0), **wrong)
     with pytest.raises(MalformedUpdate, match="site 1: cannot be read"):
         decode_update(1, 5, encode_update(update), LIKE)
+
+
+@pytest.mark.parametrize("compression", ["none", "float16"])
+def test_an_update_is_the_file_that_safetensors_write_and_its_arrays_are_not_copied(compression):
+    update = Update(1, 5, LIKE, 1.0, hyper_gradient={"noise": 2.0, "größe": 3.0})
+    payload = encode_update(update, compression)
+    arrays = safetensors.load(payload)
+    assert payload == safetensors.save(
+        {**arrays, **{name: arrays[name].reshape(()) for name in arrays if "hyper" in name or "scale" in name}}
+    )
+    views = [np.frombuffer(part, np.uint8) for part in update_parts(update)[1:]]
+    assert any(np.shares_memory(view, LIKE.precision) for view in views)

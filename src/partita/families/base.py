@@ -42,9 +42,17 @@ def inner(natural: Any, mean: Any) -> Scalar:
 
 def inner_on_host(natural: Any, mean: Any) -> float:
     """⟨η, μ⟩ on the host, in double precision: differences of such numbers are small beside them."""
-    pairs = zip(jax.tree.leaves(natural), jax.tree.leaves(mean), strict=True)
+    return inners_on_host(natural, mean)[0]
+
+
+def inners_on_host(natural: Any, *means: Any) -> list[float]:
+    """The same with several means, for which natural parameters are converted once."""
+    leaves, products = [jax.tree.leaves(mean) for mean in means], []
     with np.errstate(over="ignore", invalid="ignore"):
-        return sum(float(np.vdot(np.asarray(a, np.float64), np.asarray(b, np.float64))) for a, b in pairs)
+        for leaf, *others in zip(jax.tree.leaves(natural), *leaves, strict=True):
+            double = np.asarray(leaf, np.float64)
+            products.append([float(np.vdot(double, np.asarray(other, np.float64))) for other in others])
+    return [sum(terms) for terms in zip(*products, strict=True)]
 
 
 @dataclass_transform(frozen_default=True)
@@ -149,6 +157,15 @@ class Family(Tree):
         """One row of a stack; a view."""
         return jax.tree.map(lambda leaf: leaf[index, ...], self)
 
+    @property
+    def leading(self) -> int:
+        """How many rows a stack has."""
+        return len(jax.tree.leaves(self)[0])
+
+    def slice_rows(self, rows: slice) -> Self:
+        """Some rows of a stack that follow each other, as a stack; a view."""
+        return jax.tree.map(lambda leaf: leaf[rows], self)
+
     def take_rows(self, indices: Sequence[int]) -> Self:
         """Some rows of a stack, as a stack; a view, if they follow each other."""
         first, number = (indices[0], len(indices)) if len(indices) else (0, 0)
@@ -203,6 +220,10 @@ class Family(Tree):
     @abstractmethod
     def cone(self) -> Cone:
         """What has to be positive for the density to be proper; affine in the fields."""
+
+    def cone_part(self) -> Self:
+        """This density, or without the fields that `cone` does not look at: products of such parts cost less."""
+        return self
 
     @classmethod
     @abstractmethod

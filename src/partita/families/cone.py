@@ -47,7 +47,20 @@ def is_inside(cone: Cone) -> Array:
 
 def is_surely_inside(cone: Cone) -> bool:
     """The same on the host, for one density or a stack."""
-    return all(np.all(values > 0) for values in cone.positive) and all(map(_is_definite, cone.definite))
+    return all(map(_is_positive, cone.positive)) and all(map(_is_definite, cone.definite))
+
+
+def is_clear_of(cone: Cone, floor: Cone) -> bool:
+    """Whether what exceeds a floor is inside, for one density or a stack."""
+    pairs = zip(cone.positive, floor.positive, strict=True)
+    return all(_exceeds(a, least) for a, least in pairs) and all(
+        _is_definite(a - least * np.eye(a.shape[-1])) for a, least in zip(cone.definite, floor.definite, strict=True)
+    )
+
+
+def _exceeds(values: np.ndarray, floor: np.ndarray) -> bool:
+    """Whether all do: at once, if the smallest exceeds the largest, and otherwise one by one."""
+    return bool(np.min(values, initial=np.inf) > np.max(floor, initial=0.0)) or _is_positive(values - floor)
 
 
 def rounding_floor(cone: Cone) -> Cone:
@@ -67,20 +80,24 @@ def admissible_share(start: Cone, end: Cone, floor: Cone | None = None) -> float
     floor = Cone((0.0,) * len(start.positive), (0.0,) * len(start.definite)) if floor is None else floor
     share = 1.0
     for a, b, least in zip(start.positive, end.positive, floor.positive, strict=True):
-        if a.ndim > np.ndim(least) > 0 and a.nbytes > LARGE:
-            share = min(
-                share, *(admissible_share(Cone((x,)), Cone((y,)), Cone((least,))) for x, y in zip(a, b, strict=True))
-            )
-            continue
-        room, change = a - least, b - a
-        # Only what falls too far is looked at more closely: there are few such numbers among many, or none.
-        far = (change < 0) & ~(change >= -REACH * room)
-        if np.any(far):
-            room, change = np.asarray(room[far], np.float64), np.asarray(change[far], np.float64)
-            share = min(share, REACH * float(np.min(room / -change)))
+        share = min(share, _positive_share(a, b, least))
     for a, b, least in zip(start.definite, end.definite, floor.definite, strict=True):
         share = min(share, _definite_share(np.asarray(a, np.float64), np.asarray(b, np.float64), float(least)))
     return max(share, 0.0)
+
+
+def _positive_share(start: np.ndarray, end: np.ndarray, floor: Any) -> float:
+    if start.ndim > np.ndim(floor) > 0 and start.nbytes > LARGE:
+        return min(_positive_share(a, b, floor) for a, b in zip(start, end, strict=True))
+    room, change = start - floor, end - start
+    if np.all(change >= -REACH * room):
+        return 1.0
+    # Only what falls too far is looked at more closely: there are few such numbers among many, or none.
+    far = (change < 0) & ~(change >= -REACH * room)
+    if not np.any(far):
+        return 1.0
+    room, change = np.asarray(room[far], np.float64), np.asarray(change[far], np.float64)
+    return REACH * float(np.min(room / -change))
 
 
 def _definite_share(start: np.ndarray, end: np.ndarray, floor: float) -> float:
@@ -98,6 +115,11 @@ def _definite_share(start: np.ndarray, end: np.ndarray, floor: float) -> float:
     except (np.linalg.LinAlgError, ValueError):  # numbers too large to work with
         return 0.0
     return 1.0 if lowest >= -REACH else REACH / -float(lowest)
+
+
+def _is_positive(values: np.ndarray) -> bool:
+    """Whether all are; what is no number is not."""
+    return bool(np.min(values, initial=np.inf) > 0)
 
 
 def _is_definite(matrix: np.ndarray) -> bool:

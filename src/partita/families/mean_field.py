@@ -274,6 +274,9 @@ class MeanField(Diagonal, AbstractGaussian):
     def cone(self) -> Cone:
         return Cone(positive=tuple(jax.tree.leaves(self.precision)))
 
+    def cone_part(self) -> Self:
+        return type(self)((), self.precision)
+
     @in_own_precision
     def to_free(self) -> tuple[Any, Any]:
         return self.location, jax.tree.map(lambda p: -0.5 * jnp.log(p), self.precision)

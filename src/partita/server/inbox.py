@@ -172,9 +172,13 @@ class Inbox:
         elif self._journal is not None and decided:
             self.flush()
             self._written = self._writer.submit(self._journal.append, decided)
-        self.flush()
-        if self._journal is not None:
-            self._journal.add_posterior(fold, posterior)
+        if self._journal is None:
+            self.flush()
+        else:
+            # The disk works meanwhile.
+            digest = self._journal.digest_of(posterior)
+            self.flush()
+            self._journal.add_posterior(fold, digest)
             reached("after fold")
         refused, self.refused = self.refused, []
         for error in refused:

@@ -9,6 +9,7 @@ A ledger whose sites share one factor is in `shared_ledger.py`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -17,16 +18,17 @@ from partita.errors import ImproperDensity, InputError, NotOutstanding
 from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
+    is_clear_of,
     is_surely_inside,
     larger_floor,
     lower_bound,
     rounding_floor,
     shift_cone,
-    subtract_floor,
 )
 from partita.models import Hyper
 from partita.server.checking import check_structure, check_values
 from partita.server.flights import Flight, Flights
+from partita.server.groups import find_quotients, find_share, raise_to, slice_groups
 from partita.server.room import find_unburied_shares, fit_changes
 from partita.wire.tasks import Task, Update
 
@@ -43,6 +45,9 @@ def anywhere(posterior: Family) -> bool:
 
 class Ledger:
     """prior × ∏ factors, with who is working on what. Factors are kept stacked, one row per site."""
+
+    # Whether cavities are quotients of the posterior, where that leaves digits of them.
+    divides: ClassVar[bool] = True
 
     def __init__(self, prior: Family, sites: int):
         if sites < 1:
@@ -276,13 +281,18 @@ class Ledger:
         start, end, floor = self._ends_and_floor(total)
         share = admissible_share(start, end, floor)
         if len(sites) > 1:
-            cavities = self.cavities(sites)
-            # A site's own cavity moves with what all the others change.
-            moved = cavities * total.divide_rows(changes)
-            share = min(share, admissible_share(cavities.cone(), moved.cone(), floor))
+            share = min(share, self._own_cavities_share(sites, changes.cone_part(), total.cone_part(), floor))
         if len(sites) < self.sites:
             share = min(share, self._others_share(sites, start, end, floor))
         return share
+
+    def _own_cavities_share(self, sites: Sequence[int], changes: Family, total: Family, floor: Cone) -> float:
+        """The same for these sites' cavities: a site's own moves with what all the others change."""
+        share = find_share(self.posterior.cone_part(), self.factors_of(sites).cone_part(), changes, total, floor)
+        if share is not None:
+            return share
+        cavities = self.cavities(sites).cone_part()
+        return admissible_share(cavities.cone(), (cavities * total.divide_rows(changes)).cone(), floor)
 
     def own_share(self, site: int, change: Family, cavities: Family) -> float:
         """The largest share of one site's change that keeps the posterior and these cavities of all sites proper."""
@@ -300,7 +310,7 @@ class Ledger:
 
     def _ends_and_floor(self, change: Family) -> tuple[Cone, Cone, Cone]:
         """Where the posterior is, where a change would lead it, and what cannot be told from zero there."""
-        end = (self.posterior * change).cone()
+        end = (self.posterior.cone_part() * change.cone_part()).cone()
         return self.posterior.cone(), end, self.floor_with(end)
 
     def bound(self) -> Cone | None:
@@ -324,7 +334,7 @@ class Ledger:
         self._floor = self.floor_with(self.posterior.cone())
         if weakest is not None:
             weakest = shift_cone(weakest, start, self.posterior.cone())
-            own = (cavity.cone() for cavity in cavities.rows())
+            own = (cavity.cone() for group in cavities for cavity in group.rows())
             weakest = lower_bound((weakest, *own)) if is_surely_inside(weakest) else None
         self._weakest = weakest
         return share
@@ -336,26 +346,36 @@ class Ledger:
         share: float,
         allowed: Callable[[Family], bool],
         rest: Family | None = None,
-    ) -> tuple[float, Family, Family]:
+    ) -> tuple[float, Family, list[Family]]:
         """Write the factors as they come out after rounding; less is taken until what changed is proper and allowed.
 
-        Gives the share, the posterior, and these sites' cavities.
+        Gives the share, the posterior, and these sites' cavities in groups, as far as they have to be positive.
         """
         old, own, total = self.factors_of(sites), changes, changes.product_of_rows()
         if rest is not None:
             own, total = changes * self._parts_of(rest, sites), total * rest
         while share > np.finfo(float).eps:
-            posterior = self.posterior * (total if share == 1 else total**share)
-            new = old * (own if share == 1 else own**share)
-            cavities = self._cavities(sites, posterior, new)
-            finite = posterior.is_finite() and cavities.is_finite()
-            proper = finite and is_surely_inside(posterior.cone()) and is_surely_inside(cavities.cone())
-            if proper and allowed(posterior):
+            posterior = self.posterior * raise_to(total, share)
+            cavities = self._find_proper(sites, posterior, old, own, share)
+            if cavities is not None and allowed(posterior):
                 self._share_out(rest, share)
-                self._store(sites, new)
+                for rows, some in slice_groups(own):
+                    self._store(sites[rows], old.slice_rows(rows) * raise_to(some, share))
                 return share, posterior, cavities
             share /= 2
-        return 0.0, self.posterior, self._cavities(sites, self.posterior, old)
+        return 0.0, self.posterior, [self._cavities(sites, self.posterior, old)]
+
+    def _find_proper(
+        self, sites: Sequence[int], posterior: Family, old: Family, changes: Family, share: float
+    ) -> list[Family] | None:
+        """Cavities with a share of changes, what has to be positive of them; None, unless all is proper."""
+        if not (posterior.is_finite() and is_surely_inside(posterior.cone())):
+            return None
+        quotients = find_quotients(posterior, old, changes, share) if self.divides else None
+        if quotients is not None:
+            return quotients
+        cavities = self._cavities(sites, posterior, old * raise_to(changes, share))
+        return [cavities] if cavities.is_finite() and is_surely_inside(cavities.cone()) else None
 
     def _share_out(self, rest: Family | None, share: float) -> None:
         if rest is not None:
@@ -369,7 +389,7 @@ class Ledger:
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
         divided = posterior.divide_rows(own)
-        if is_surely_inside(subtract_floor(divided.cone(), rounding_floor(posterior.cone()))):
+        if is_clear_of(divided.cone(), rounding_floor(posterior.cone())):
             return divided
         factors = self.factors_of(range(self.sites)).copy()
         factors.put_rows(sites, own)

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from partita.errors import InputError, Stalled
+from partita.foundation.threads import one_blas_thread
 from partita.server.events import Event
 from partita.server.folding import fold
 from partita.server.inbox import Inbox
@@ -27,9 +28,10 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             updates = wait(run, inbox, idle=sites == [])
             if not updates:
                 continue
-            event, notices = fold(run, updates)
-            for notice in notices:
-                note(run, notice)
+            with one_blas_thread():
+                event, notices = fold(run, updates)
+                for notice in notices:
+                    note(run, notice)
             new = {run.names.of(site): reason for site, reason in run.quarantined.items() if site not in told}
             told, event = set(run.quarantined), replace(event, quarantined=new)
             event = replace(event, problems=(*event.news, *event.problems))

@@ -19,6 +19,7 @@ from partita.families.cone import (
     shift_cone,
     subtract_floor,
 )
+from partita.server.groups import slice_groups
 
 # Where a smaller share of all changes would be left than this, each site has a share of its own.
 TOGETHER = 0.05
@@ -100,7 +101,7 @@ def find_unburied_shares(ledger: HasRoom, sites: Sequence[int], changes: Family,
     others is held back for it, as long as others are there. A fold without such a site costs no more than one look.
     """
     shares = np.ones(len(sites))
-    if least == 0 or ledger.sites == 1:
+    if least == 0 or ledger.sites == 1 or _is_in_proportion(ledger, sites, changes):
         return shares
     ends = _sizes_of_rows(ledger.posterior.times_rows(changes))
     if not np.any(_exceeding(ends, _sizes_of_rows(Family.stack([ledger.prior])))):
@@ -112,6 +113,38 @@ def find_unburied_shares(ledger: HasRoom, sites: Sequence[int], changes: Family,
         beside = [one[i : i + 1] for one in usual]
         shares[i] = _unburied_share(ledger, changes.row(i), sites[i], beside, len(sites) == 1, least)
     return shares
+
+
+def _is_in_proportion(ledger: HasRoom, sites: Sequence[int], changes: Family) -> bool:
+    """Whether no end is out of proportion to a site's own cavity, by a few numbers of each: then none is buried."""
+    factors = ledger.factors_of(sites)
+    for rows, some in slice_groups(changes):
+        positive, others = _split_leaves(ledger.posterior.times_rows(some))
+        usual, other_usual = _split_leaves(ledger.posterior.divide_rows(factors.slice_rows(rows)))
+        least = [np.maximum(_as_rows(array).min(axis=1, initial=np.inf), 0) for array in usual]
+        bounds = [*least, *map(_largest_of_rows, other_usual)]
+        ends = map(_largest_of_rows, [*positive, *others])
+        if not all(np.all(end <= PROPORTION * bound) for end, bound in zip(ends, bounds, strict=True)):
+            return False
+    return True
+
+
+def _split_leaves(stack: Family) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What of a stack has to be positive number by number; and its matrices, and all of its arrays but for those."""
+    cone = stack.cone()
+    known = {id(array) for array in cone.positive}
+    return list(cone.positive), [*cone.definite, *(leaf for leaf in jax.tree.leaves(stack) if id(leaf) not in known)]
+
+
+def _as_rows(array: np.ndarray) -> np.ndarray:
+    return array.reshape(len(array), -1)
+
+
+def _largest_of_rows(array: np.ndarray) -> np.ndarray:
+    """The size of the largest number of each row, without an array of sizes."""
+    rows = _as_rows(array)
+    largest: np.ndarray = np.maximum(rows.max(axis=1, initial=0.0), -rows.min(axis=1, initial=0.0))
+    return largest
 
 
 def _unburied_share(

@@ -1,6 +1,7 @@
 """A ledger with one factor for all sites, so that its size does not depend on how many there are."""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from partita.families import Family
 from partita.families.cone import admissible_share, is_surely_inside
@@ -13,6 +14,8 @@ class SharedLedger(Ledger):
     A site refines its share of the whole as if that were its own. Cavities lie between prior and posterior, so they are
     proper wherever those are.
     """
+
+    divides: ClassVar[bool] = False
 
     def recomputed_posterior(self) -> Family:
         """The posterior itself: nothing else is kept."""

@@ -11,6 +11,7 @@ import os
 import platform
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
@@ -43,11 +44,14 @@ from partita.server.journals import (
 from partita.server.journals import read_finished as read_finished
 from partita.server.journals import read_history as read_history
 from partita.server.journals import read_updates as read_updates
-from partita.wire.messages import Arrival, Notice, NoticeKind, decode_update, encode_update, largest
+from partita.wire.messages import Arrival, Notice, NoticeKind, decode_update, largest, update_parts
 from partita.wire.tasks import Update
 
 # Updates of more bytes are kept beside the database, which would write them twice.
 INLINE = 32_768
+# A payload in parts that follow each other; and what a row begins with: number, kind, site and version.
+Parts = Sequence[bytes | memoryview]
+Key = tuple[int, str, int, int]
 # What sites are called, beside a journal.
 NAMES_FILE = "sites.json"
 
@@ -71,6 +75,9 @@ class Journal:
             opened.callback(self._database.close)
             self._payloads = open_private(self.folder / "payloads")
             opened.callback(os.close, self._payloads)
+            # Waits for the disk, where there is something else to do meanwhile.
+            self._disk = ThreadPoolExecutor(1)
+            opened.callback(self._disk.shutdown)
             self._check(description)
             if resume:
                 # Whoever follows a run that goes on must not take its earlier end for the end.
@@ -179,18 +186,11 @@ class Journal:
             reached("before write")
             with self._database:
                 last = self._database.execute("SELECT coalesce(max(number), 0) FROM arrivals").fetchone()[0]
-                rows = []
+                written = []
                 for number, arrival in enumerate(arrivals, last + 1):
-                    if isinstance(arrival, Update):
-                        kind, version, payload = "update", arrival.version, encode_update(arrival)
-                    else:
-                        kind, version, payload = arrival.kind, -1, arrival.reason.encode()
-                    key = (number, kind, arrival.site, version)
-                    rows.append((*key, *self._kept(payload), _digest(*key, payload)))
-                if any(row[5] is not None for row in rows):
-                    reached("before payload sync")
-                    os.fdatasync(self._payloads)
-                    reached("after payload sync")
+                    kind, version, parts = _read_arrival(arrival)
+                    written.append(((number, kind, arrival.site, version), parts, self._keep(parts)))
+                rows = self._seal(written)
                 self._database.executemany("INSERT INTO arrivals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
                 reached("before commit")
             os.pwrite(self._lock, b"%20d" % rows[-1][0], 0)
@@ -198,16 +198,34 @@ class Journal:
         except (sqlite3.Error, OSError) as error:
             raise StorageError(f"{self.path}: could not write: {error}; it was not acknowledged") from error
 
-    def _kept(self, payload: bytes) -> tuple[bytes, int | None, int | None]:
+    def _keep(self, parts: Parts) -> tuple[bytes, int | None, int | None]:
         """What the row holds: a payload, or where a large one was written."""
-        if len(payload) <= INLINE:
-            return payload, None, None
-        place, written = self._end, 0
-        while written < len(payload):
-            reached("before payload write")
-            written += os.pwrite(self._payloads, memoryview(payload)[written:], place + written)
-        self._end += len(payload)
-        return b"", place, len(payload)
+        size = sum(map(len, parts))
+        if size <= INLINE:
+            return b"".join(parts), None, None
+        place = end = self._end
+        for part in parts:
+            left = memoryview(part)
+            while left:
+                reached("before payload write")
+                written = os.pwrite(self._payloads, left, end)
+                left, end = left[written:], end + written
+        self._end = end
+        return b"", place, size
+
+    def _seal(
+        self, written: Sequence[tuple[Key, Parts, tuple[bytes, int | None, int | None]]]
+    ) -> list[tuple[Any, ...]]:
+        """Rows with their digests. Large payloads are on disk then, which works while digests are computed."""
+        synced = None
+        if any(place is not None for _, _, (_, place, _) in written):
+            reached("before payload sync")
+            synced = self._disk.submit(os.fdatasync, self._payloads)
+        rows = [(*key, *kept, _digest(*key, *parts)) for key, parts, kept in written]
+        if synced is not None:
+            synced.result()
+            reached("after payload sync")
+        return rows
 
     def receipt(self, site: int, version: int) -> int | None:
         """The number of the update that answered a task, if there is one."""
@@ -215,9 +233,12 @@ class Journal:
         found = self._database.execute(query, (site, version)).fetchone()
         return None if found is None else found[0]
 
-    def add_posterior(self, fold: int, posterior: Family) -> None:
+    def digest_of(self, posterior: Family) -> bytes:
+        """What is written down of a posterior."""
+        return posterior_digest(posterior)
+
+    def add_posterior(self, fold: int, digest: bytes) -> None:
         """What a fold has led to; on resume, that it leads there again."""
-        digest = posterior_digest(posterior)
         if fold not in self._digests:
             self._digests[fold] = digest
             self._write_soon("INSERT INTO posteriors VALUES (?, ?)", fold, digest)
@@ -326,9 +347,17 @@ def _open_locked(path: Path) -> int:
     return handle
 
 
-def _digest(number: Any, kind: Any, site: Any, version: Any, payload: bytes) -> bytes:
+def _read_arrival(arrival: Arrival) -> tuple[str, int, Parts]:
+    """Kind, task's version, and what is kept of something that came, in parts."""
+    if isinstance(arrival, Update):
+        return "update", arrival.version, update_parts(arrival)
+    return arrival.kind, -1, [arrival.reason.encode()]
+
+
+def _digest(number: Any, kind: Any, site: Any, version: Any, *parts: bytes | memoryview) -> bytes:
     digest = hashlib.sha256(f"{number},{kind},{site},{version},".encode())
-    digest.update(payload)
+    for part in parts:
+        digest.update(part)
     return digest.digest()
 
 

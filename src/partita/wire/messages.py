@@ -4,7 +4,9 @@ A message is one safetensors file. Its metadata say what it is; a SHA-256 of all
 pickled, and nothing is read beyond the size that arrays of the declared shapes need.
 """
 
+import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +30,8 @@ from partita.wire.tasks import Task, Update
 Compression = Literal["none", "float16"]
 # The most bytes of what is not arrays: names, shapes, hyperparameters. A header is never longer.
 HEADER = 16_384
+# What safetensors call the kinds of arrays that updates are made of.
+FLOATS = {"float16": "F16", "float32": "F32", "float64": "F64"}
 LARGEST, TINY = 2.0**15, 1e-300
 NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
@@ -65,11 +69,32 @@ Arrival = Update | Notice
 
 def encode_update(update: Update, compression: Compression = "none") -> bytes:
     """An update as bytes, without site and version."""
+    return b"".join(update_parts(update, compression))
+
+
+def update_parts(update: Update, compression: Compression = "none") -> list[bytes | memoryview]:
+    """The same in parts that follow each other, which are no copies of the update's arrays."""
     numbers = [getattr(update, name) for name in NUMBERS]
     arrays = name_leaves("change", update.change, compression)
     arrays["numbers"] = np.asarray(numbers, np.float64)
-    arrays.update({f"hyper.{name}": np.asarray(v, np.float64) for name, v in sorted(update.hyper_gradient.items())})
-    return safetensors.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    arrays.update({f"hyper.{name}": np.asarray(v, np.float64) for name, v in update.hyper_gradient.items()})
+    # The order and the header are those that safetensors itself would write.
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    header = _make_header(tuple((name, array.dtype.name, array.shape) for name, array in ordered))
+    flat = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for _, array in ordered)
+    return [header, *(array.data for array in flat)]
+
+
+@functools.lru_cache(maxsize=64)
+def _make_header(arrays: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+    """What safetensors begin with: names, kinds, shapes and places of the arrays that follow."""
+    entries, end = {}, 0
+    for name, kind, shape in arrays:
+        begin, end = end, end + np.dtype(kind).itemsize * math.prod(shape)
+        entries[name] = {"dtype": FLOATS[kind], "shape": shape, "data_offsets": (begin, end)}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def decode_update(site: int, version: int, payload: bytes, like: Family) -> Update:

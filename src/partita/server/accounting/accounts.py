@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import numpy as np
+
 from partita.families import Family
 from partita.families.base import inner_on_host
-from partita.foundation.runtime import on_host
 from partita.models import Hyper
 from partita.server.accounting.evidence import Estimate, Evidence
 from partita.server.accounting.reports import Credibility
@@ -125,11 +127,15 @@ class Accounts:
         )
         self.tally.add(updates, work)
         # A change that cannot be taken is no gradient either.
-        sound = {update.site for update in updates if ledger.takes(update.site, update.change, self.least)}
-        followed = [
-            update if update.site in sound else replace(update, change=update.change.flat()) for update in updates
-        ]
-        doubted, complete = self.evidence.report(followed, flights, distrusted, away)
+        sound: set[int] = set()
+
+        def follow(update: Update) -> Update:
+            if not ledger.takes(update.site, update.change, self.least):
+                return replace(update, change=update.change.flat())
+            sound.add(update.site)
+            return update
+
+        doubted, complete = self.evidence.report(map(follow, updates), flights, distrusted, away)
         values = {update.site: update.expected_log_prob for update in updates if update.site in sound - set(doubted)}
         if at_start:
             return Received(work, doubted, values, complete)
@@ -140,7 +146,7 @@ class Accounts:
     def move(self, before: Family) -> float:
         """The posterior has moved from there; gives how far, KL(now ‖ before)."""
         now, of_before = self.ledger.posterior, self._log_partition(before, "posterior")
-        self._mean = (now, on_host(now.mean()))
+        self._mean = (now, _in_double(now.mean()))
         of_now = self._log_partition(now, "posterior")
         change = inner_on_host(now / before, self._mean[1]) - of_now + of_before
         self.length += math.sqrt(max(change, 0.0))
@@ -160,7 +166,7 @@ class Accounts:
     def _place(self, density: Family, hyper: Hyper, astray: float = 0.0) -> Place:
         """Where tasks begin, so many nats away from the posterior."""
         if self._mean is None or self._mean[0] is not density:
-            self._mean = (density, on_host(density.mean()))
+            self._mean = (density, _in_double(density.mean()))
         far = max(astray, 0.0)
         return Place(density, self._mean[1], self.length - math.sqrt(far), self.travelled - far, hyper, astray > 0)
 
@@ -174,3 +180,8 @@ class Accounts:
         if name not in self._log_partitions or self._log_partitions[name][0] is not density:
             self._log_partitions[name] = (density, float(density.log_partition()))
         return self._log_partitions[name][1]
+
+
+def _in_double(mean: Any) -> Any:
+    """A mean on the host in double precision, as inner products take it: it is converted once, and used by all."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), mean)

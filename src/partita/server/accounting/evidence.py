@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from partita.families import Family
-from partita.families.base import inner_on_host
-from partita.server.accounting.reports import Credibility, Report
+from partita.families.base import inner_on_host, inners_on_host
+from partita.server.accounting.reports import Contradiction, Credibility, Report, Ways
 from partita.server.flights import Flight, Flights, Place
 from partita.server.rules.base import FreeEnergy
 from partita.wire.tasks import Update
@@ -82,7 +82,7 @@ class Evidence:
     shaken: bool = False
 
     def report(
-        self, updates: Sequence[Update], flights: Flights, distrusted: Container[int], away: Iterable[int]
+        self, updates: Iterable[Update], flights: Flights, distrusted: Container[int], away: Iterable[int]
     ) -> tuple[dict[int, str], bool]:
         """Before a fold: take in what sites say of where their tasks began.
 
@@ -94,11 +94,11 @@ class Evidence:
             Whose word was not taken, and why; and whether every site has reported since the last time that this was
             true, but for those that are away.
         """
-        read = {update.site: self._read(update, flights[update.site]) for update in updates}
+        read, compared = self._read_all(updates, flights)
         new = {site: report for site, report in read.items() if report is not None}
         self.failed = (self.failed - set(read)) | (set(read) - set(new))
         self.fresh.update(read)
-        doubts = self.credibility.weigh(new, self.reports, self.offsets)
+        doubts = self.credibility.weigh(new, compared, self.offsets)
         doubted = {}
         for site, report in new.items():
             if site in doubts.contradicted:
@@ -108,9 +108,11 @@ class Evidence:
                     f"{found.expected:.6g}"
                 )
                 unsure = self.reports[site].unsure + found.allowed
-                self._keep(site, replace(report, value=found.expected, doubted=True, unsure=unsure), measure=False)
+                report = replace(report, value=found.expected, doubted=True, unsure=unsure)
+                self._keep(site, report, compared.get(site), measure=False)
             else:
-                self._keep(site, replace(report, doubted=site in distrusted or site in doubts.unlikely))
+                report = replace(report, doubted=site in distrusted or site in doubts.unlikely)
+                self._keep(site, report, compared.get(site))
         self.shaken = self.shaken or bool(doubted)
         complete = bool(self.fresh) and len(self.fresh.union(away)) >= self.sites
         if complete:
@@ -126,7 +128,18 @@ class Evidence:
             expected = inner_on_host(factor, old.place.mean)
             self.reports[site] = replace(old, change=factor.flat(), message=factor, expected=expected, doubted=True)
 
-    def _read(self, update: Update, flight: Flight) -> Report | None:
+    def _read_all(
+        self, updates: Iterable[Update], flights: Flights
+    ) -> tuple[dict[int, Report | None], dict[int, Contradiction]]:
+        """Reports, and how they follow from the sites' last ones; each at once, while its arrays are in the cache."""
+        read, compared, ways = {}, {}, Ways()
+        for update in updates:
+            report = read[update.site] = self._read(update, flights[update.site], ways)
+            if report is not None and update.site in self.reports:
+                compared[update.site] = self.reports[update.site].contradiction(report, ways)
+        return read, compared
+
+    def _read(self, update: Update, flight: Flight, ways: Ways) -> Report | None:
         """A report; none, where a site says that there is no number."""
         if not math.isfinite(update.expected_log_prob):
             return None
@@ -134,18 +147,20 @@ class Evidence:
         value = update.expected_log_prob - self.offsets.get(update.site, 0.0)
         message = flight.task.factor * update.change
         slopes = {name: slope * place.hyper[name] for name, slope in update.hyper_gradient.items()}
-        expected = inner_on_host(message, place.mean)
+        old = self.reports.get(update.site)
+        known = () if old is None else (ways.between(old.place, place),)
+        expected, *along = inners_on_host(message, place.mean, *known)
         if not abs(expected) <= LARGEST:
             return None
-        return Report(place, value, update.change, message, expected, slopes)
+        return Report(place, value, update.change, message, expected, along[0] if along else None, slopes)
 
-    def _keep(self, site: int, new: Report, measure: bool = True) -> None:
+    def _keep(self, site: int, new: Report, compared: Contradiction | None, measure: bool = True) -> None:
         """Put a report in place of the site's last one, which says what a first order is worth."""
         old = self.reports.get(site)
         if old is not None:
             self._take_out(site)
-        if old is not None and not old.place.astray:
-            short, nats, distance = old.shortfall(new)
+        if old is not None and compared is not None and not old.place.astray:
+            short, nats, distance = old.shortfall(new, compared.there)
             before = self.shortfalls.get(site, (0.0, 0.0))
             self.shortfalls[site] = (before[0] + short, before[1] + nats)
             if measure and distance > SHORTEST * (1 + abs(new.value)):

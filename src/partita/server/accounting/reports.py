@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from partita.families import Family
-from partita.families.base import inner_on_host
+from partita.families.base import inner_on_host, inners_on_host
 from partita.models import Hyper
 from partita.server.flights import Place
 
@@ -31,6 +31,19 @@ STEEPEST = 20.0
 PROBATION = 3
 
 
+class Ways:
+    """How means differ between places, in double precision; the latest is kept, for sites of a round go the same."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[Place, Place, Any] | None = None
+
+    def between(self, start: Place, end: Place) -> Any:
+        if self._latest is None or self._latest[0] is not start or self._latest[1] is not end:
+            way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, end.mean, start.mean)
+            self._latest = (start, end, way)
+        return self._latest[2]
+
+
 @dataclass(frozen=True)
 class Report:
     """What a site said last: E_q[log p] at a place, and its gradient by the mean parameters, as proposed."""
@@ -39,8 +52,10 @@ class Report:
     value: float
     change: Family
     message: Family
-    # ⟨message, μ⟩ at the place; the gradient by the logarithms of hyperparameters.
+    # ⟨message, μ⟩ at the place, and along the way from the site's last report to it, if there is one; the gradient by
+    # the logarithms of hyperparameters.
     expected: float
+    along: float | None
     slopes: Hyper
     # Whether the site contradicts itself: then its value is not followed to other hyperparameters.
     doubted: bool = False
@@ -55,9 +70,10 @@ class Report:
         """What these hyperparameters make of the value."""
         return 0.0 if self.doubted else self.drift(self.place.hyper, hyper)
 
-    def at(self, place: Place) -> float:
-        """The value elsewhere, to first order."""
-        return self.value + inner_on_host(self.message, place.mean) - self.expected + self.carried(place.hyper)
+    def at(self, place: Place, expected: float | None = None) -> float:
+        """The value elsewhere, to first order; ⟨message, μ⟩ may be known there."""
+        there = inner_on_host(self.message, place.mean) if expected is None else expected
+        return self.value + there - self.expected + self.carried(place.hyper)
 
     def parts(self) -> float:
         """What a log likelihood is made of, which may cancel."""
@@ -69,7 +85,7 @@ class Report:
 
     def gap(self, new: "Report", size: float) -> float:
         """How far the next value is from what both slopes say, beside how far it may be, of a site of that size."""
-        found = self.contradiction(new, NARROWEST)
+        found = self.contradiction(replace(new, along=None), Ways(), NARROWEST, whole=True)
         return found.found / (found.allowed + STEEPENING * self.step(new) ** 3 * size)
 
     def step(self, new: "Report") -> float:
@@ -82,7 +98,7 @@ class Report:
         Slopes go with what they are slopes of: they move with hyperparameters, and with mean parameters as values do;
         where neither has moved, they have not. A site that changes only what it says is found out by that.
         """
-        way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
+        way = Ways().between(self.place, new.place)
         moved = max(gross_product(report.message, way) for report in (self, new))
         rounding = ROUNDING * float(np.finfo(self.message.dtype).eps) * size
         step = self.step(new)
@@ -93,44 +109,57 @@ class Report:
             for name, slope in self.slopes.items()
         }
 
-    def contradiction(self, new: "Report", narrow: float = NARROW) -> "Contradiction":
+    def contradiction(self, new: "Report", ways: Ways, narrow: float = NARROW, whole: bool = False) -> "Contradiction":
         """How well the site's next report follows from this one: its value lies between what both gradients say.
 
         That is so wherever the value is convex or concave on the way, and nearly so on any short one. Changes say how
-        far proposals are from gradients.
+        far proposals are from gradients; where it follows without them, they are not looked at, unless asked for.
         """
-        way = jax.tree.map(lambda a, b: np.asarray(a, np.float64) - b, new.place.mean, self.place.mean)
-        ways = [inner_on_host(density, way) for density in (self.message, new.message, self.change, new.change)]
+        way = ways.between(self.place, new.place)
+        first, there = inners_on_host(self.message, way, new.place.mean)
+        second = inner_on_host(new.message, way) if new.along is None else new.along
         drifts = [report.drifts(self.place.hyper, new.place.hyper) for report in (self, new)]
-        slack = abs(ways[0] - ways[1]) + abs(ways[2]) + abs(ways[3])
-        size = abs(self.value) + abs(new.value)
-        expected = self.value + 0.5 * (ways[0] + ways[1])
-        return Contradiction(
-            expected,
-            abs(new.value - expected - 0.5 * sum(map(sum, drifts))),
-            NEGLIGIBLE
-            + WIDE * slack
-            + narrow * sum(abs(first - second) for first, second in zip(*drifts, strict=True))
-            + ROUNDING * float(np.finfo(self.message.dtype).eps) * size,
-        )
+        expected = self.value + 0.5 * (first + second)
+        found = abs(new.value - expected - 0.5 * sum(map(sum, drifts)))
+        bends = narrow * sum(abs(before - after) for before, after in zip(*drifts, strict=True))
+        rounding = ROUNDING * float(np.finfo(self.message.dtype).eps) * (abs(self.value) + abs(new.value))
+
+        def allow(slack: float) -> float:
+            return NEGLIGIBLE + WIDE * slack + bends + rounding
+
+        slack = abs(first - second)
+        allowed = allow(slack)
+        if whole or not found <= allowed:
+            latest = abs(inner_on_host(new.change, way))
+            allowed = allow(slack + latest)
+            if whole or not found <= allowed:
+                allowed = allow(slack + abs(inner_on_host(self.change, way)) + latest)
+        return Contradiction(expected, found, allowed, there)
 
     def distance(self, place: Place) -> float:
         """How far away another place is: what a first order leaves out is of this order."""
         return (place.length - self.place.length) ** 2 + abs(self.carried(place.hyper))
 
-    def shortfall(self, new: "Report") -> tuple[float, float, float]:
-        """By how much the site's next value is short of what this report promised; after how many nats; and how far."""
+    def shortfall(self, new: "Report", expected: float) -> tuple[float, float, float]:
+        """By how much the site's next value is short of what this report promised; after how many nats; and how far.
+
+        `expected` is ⟨message, μ⟩ of this report at the place of the next.
+        """
         nats = new.place.travelled - self.place.travelled + abs(self.carried(new.place.hyper))
-        return self.at(new.place) - new.value, nats, self.distance(new.place)
+        return self.at(new.place, expected) - new.value, nats, self.distance(new.place)
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """What a report was expected to be, how far from it it is, and how far it may be."""
+    """What a report was expected to be, how far from it it is, and how far it may be: at least so far, if it is not.
+
+    `there` is ⟨message, μ⟩ of the report before at the place of the next.
+    """
 
     expected: float
     found: float
     allowed: float
+    there: float
 
 
 def gross_product(natural: Any, mean: Any) -> float:
@@ -165,9 +194,10 @@ class Credibility:
     # How far each site's last value was from what its updates made expect.
     contradictions: dict[int, float] = field(default_factory=dict)
 
-    def weigh(self, new: Mapping[int, Report], old: Mapping[int, Report], offsets: Mapping[int, float]) -> Doubts:
-        """Compare new reports with the sites' old ones, and keep those whose slopes are believed."""
-        found = {site: old[site].contradiction(report) for site, report in new.items() if site in old}
+    def weigh(
+        self, new: Mapping[int, Report], found: Mapping[int, Contradiction], offsets: Mapping[int, float]
+    ) -> Doubts:
+        """Judge new reports by how they follow from the sites' old ones, and keep those whose slopes are believed."""
         self.contradictions.update({site: one.found for site, one in found.items()})
         unlikely = self._find_unlikely(new, offsets)
         contradicted = {site: one for site, one in found.items() if self._is_contradicted(site, one)}
