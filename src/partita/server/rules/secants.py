@@ -20,7 +20,8 @@ from partita.foundation.checks import check_count, check_positive
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, RuleState, Setup
 from partita.server.rules.blame import Blame
 from partita.server.rules.optimiser import Naturals
-from partita.server.rules.places import (
+from partita.server.rules.quadratics import Model, highest
+from partita.server.rules.steps import (
     Said,
     Step,
     coordinates,
@@ -30,7 +31,6 @@ from partita.server.rules.places import (
     share_within,
     shares_of,
 )
-from partita.server.rules.quadratics import Model, highest
 
 # How many times as certain as the prior is the density at which sites are asked first.
 SHARPER = 1e6
@@ -43,7 +43,7 @@ MOST_RETURNS = 8
 HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
 # How much further, or less far, models are followed after as many answers as there are sites, the first where they are
 # short by no more than `EXACT` of what was promised; and no further than so many times the ways that were gone.
-MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 16.0, 2.0, 0.25, 16.0, 0.01
+MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 8.0, 2.0, 0.25, 8.0, 0.01
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
 # How many times as far as the last step the next may go, in nats.
@@ -63,7 +63,7 @@ class Secants:
     """
 
     memory: int = 100
-    numbers: int = 240
+    numbers: int = 400
     first: float = 0.05
 
     def __post_init__(self) -> None:
