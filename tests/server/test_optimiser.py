@@ -62,10 +62,10 @@ def test_pairs_are_the_two_loop_recursion(number):
     for move, change in zip(moves, changes, strict=True):
         pairs.add(move, change)
     scaling, gradient = generator.uniform(0.1, 3, 30), generator.normal(size=30)
-    step = pairs.apply(scaling, gradient)
+    step = pairs.apply(lambda stack: stack * scaling, gradient)
     assert_allclose(step, two_loops(moves, changes, scaling, gradient), rtol=1e-8, atol=1e-10)
     # The secant equation of the newest pair.
-    assert_allclose(pairs.apply(scaling, changes[-1]), moves[-1], rtol=1e-8, atol=1e-10)
+    assert_allclose(pairs.apply(lambda stack: stack * scaling, changes[-1]), moves[-1], rtol=1e-8, atol=1e-10)
 
 
 def test_pairs_are_the_newest_ones_with_positive_curvature():
