@@ -125,7 +125,8 @@ class OptimiserState(RuleState):
     # The latest location where all sites' gradients are known, and their sum with the prior's.
     last: tuple[np.ndarray, np.ndarray] | None = None
     last_free_energy: float | None = None
-    last_move: np.ndarray | None = None
+    # The latest move whose effect on all gradients is known.
+    way: np.ndarray | None = None
     # The share of a step that is taken.
     gain: float = 1.0
     # The divergences of the latest moves.
@@ -194,7 +195,8 @@ class OptimiserState(RuleState):
     def _learn(self, location: np.ndarray, gradient: np.ndarray, prior: Family) -> None:
         """What a gradient says of the curvature, and of what goes together."""
         if self.last is not None:
-            self.pairs.add(location - self.last[0], self.last[1] - gradient)
+            self.way = location - self.last[0]
+            self.pairs.add(self.way, self.last[1] - gradient)
         self.last = location, gradient
         if self.preconditioner is None:
             self.preconditioner = Preconditioner(
@@ -220,18 +222,17 @@ class OptimiserState(RuleState):
         share = min(self.gain / (1 + proposal.staleness / self.places.sites), within)
         move: np.ndarray = kind(share) * step
         self.lengths.append(share**2 * divergence)
-        self.last_move = move
         self.places.begin(location + move)
         return move
 
     def _reach(self, step: np.ndarray, precision: np.ndarray) -> float:
-        """The largest divergence of a step: beside recent moves, more if it goes where the last one went."""
+        """The largest divergence of a step: beside recent moves, more if it goes where the last known one went."""
         most, first = self.trust * len(step), self.settings.first_trust * len(step)
-        if self.last_move is None:
+        if self.way is None:
             return min(most, first)
         weighted = step * precision
-        size = np.sqrt(_dot(weighted, step) * _dot(self.last_move * precision, self.last_move))
-        cosine = _dot(weighted, self.last_move) / max(float(size), np.finfo(float).tiny)
+        size = np.sqrt(_dot(weighted, step) * _dot(self.way * precision, self.way))
+        cosine = _dot(weighted, self.way) / max(float(size), np.finfo(float).tiny)
         # Steps that turn back are steps after noise, or too long: less of them is taken.
         self.gain = max(LEAST_GAIN, LESS * self.gain) if cosine < TURN else min(1.0, MORE * self.gain)
         recent = max(float(np.median(self.lengths)), LEAST * first)
