@@ -256,7 +256,7 @@ def test_the_partition_does_not_matter():
     X, y = classes()
     model = Network([4, 3], start_scale=0.02)
     # First steps that are long enough for the change of the gradient to be more than noise.
-    damping = Optimiser(first_step=0.3, first_trust=0.1)
+    damping = Optimiser(first_trust=0.1)
     parts = {
         "pooled": [np.arange(900)],
         "iid": np.array_split(np.random.default_rng(3).permutation(900), 3),
