@@ -47,26 +47,27 @@ def deal_two_classes(data: Sequence[np.ndarray], sites: int, seed: int) -> list[
     return [tuple(array[np.concatenate([parts[one] for one in pair])] for array in data) for pair in dealt]
 
 
-def follow(images: Images, model: Network, shards: Sequence[Any], schedule: Schedule, seed: int) -> Course:
-    """Fit with all defaults, and look at the error after every round."""
+def follow(
+    images: Images, model: Network, shards: Sequence[Any], schedule: Schedule, seed: int, say: Say = lambda words: None
+) -> Course:
+    """Fit with all defaults, look at the error after every round, and tell of some."""
     errors, last = [], None
     for event in events(model, shards, schedule=schedule, seed=seed):
         if event.version % len(shards) == 0:
-            outputs = np.asarray(model.network(event.posterior.as_mean_field("few classes").location, images.test[0]))
+            location = event.posterior.as_mean_field("few classes").location
+            outputs = np.asarray(model.network(location, images.test[0]))
             errors.append(100 * float(np.mean(np.argmax(outputs, axis=1) != images.test[1])))
+            if len(errors) in TOLD:
+                say(f"seed {seed}, round {len(errors)}: error of the mean {errors[-1]:.2f} %")
         last = event.posterior
     assert last is not None
     score = images.score(model, last)
-    return Course(np.array(errors), 100 * score["error"], score["nll"])
-
-
-def tell(say: Say, seed: int, course: Course) -> None:
-    told = ", ".join(f"{number}: {course.errors[number - 1]:.2f}" for number in TOLD if number <= len(course.errors))
-    say(f"seed {seed}: error of the mean in % after rounds {told}")
+    course = Course(np.array(errors), 100 * score["error"], score["nll"])
     say(
-        f"        at the end {course.at_end:.2f} %, NLL {course.nll:.4f}; largest rise after round {SETTLED}: "
-        f"{course.jump():.2f} points"
+        f"seed {seed}, at the end: error {course.at_end:.2f} %, NLL {course.nll:.4f}; largest rise after round "
+        f"{SETTLED}: {course.jump():.2f} points"
     )
+    return course
 
 
 def run_one_class(
@@ -84,7 +85,7 @@ def run_one_class(
     plan = Synchronous(rounds) if schedule == "synchronous" else Asynchronous(rounds * sites)
     for seed in range(seeds):
         model = images.network([50] if quick else [200], init_seed=seed)
-        tell(say, seed, follow(images, model, split(images.train, sites, "whole-labels", seed=seed), plan, seed))
+        follow(images, model, split(images.train, sites, "whole-labels", seed=seed), plan, seed, say)
 
 
 def run_two_class(
@@ -100,4 +101,4 @@ def run_two_class(
     for seed in range(seeds):
         model = images.network(hidden, init_seed=seed)
         shards = deal_two_classes(images.train, sites, seed)
-        tell(say, seed, follow(images, model, shards, Synchronous(rounds), seed))
+        follow(images, model, shards, Synchronous(rounds), seed, say)
