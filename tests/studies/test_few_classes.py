@@ -14,7 +14,7 @@ THREE = ("round 1", "round 2", "round 3")
 
 
 def test_sites_that_take_turns_neither_jump_nor_lag():
-    """One site at a time, each with one class: forty rounds used to leave an error of 15 to 30 %."""
+    """One site at a time, each with one class: an earlier rule had 12 and 18 % validation error after fifty rounds."""
     images = Images.load("digits")
     shards = split(images.train, 10, "whole-labels", seed=0)
     course = follow(images, images.network([50]), shards, Asynchronous(400), seed=0)
@@ -24,7 +24,7 @@ def test_sites_that_take_turns_neither_jump_nor_lag():
 
 
 def test_the_first_rounds_count():
-    """Twenty sites of two classes each: ten rounds used to leave an error of 15 % or more."""
+    """Twenty sites of two classes each: an earlier rule had 5 and 8 % validation error then, with one class each."""
     images = Images.load("digits")
     course = follow(images, images.network([50]), deal_two_classes(images.train, 20, seed=0), Synchronous(20), seed=0)
     assert course.errors[19] < 5
