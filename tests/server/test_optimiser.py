@@ -11,8 +11,10 @@ import partita as pt
 from partita.errors import InputError
 from partita.expectations import ClosedForm, GaussHermite, GaussNewton
 from partita.models import Network
-from partita.server.rules import Auto, Fixed, FreeEnergy, Optimiser, Proposal, Setup
+from partita.server.rules import Auto, Fixed, FreeEnergy, Optimiser, Setup
 from partita.server.rules.optimiser import Pairs
+from partita.server.rules.places import MOST_OPEN, Places
+from partita.server.rules.preconditioning import Preconditioner
 from partita.server.schedules import Asynchronous, Synchronous
 from partita.solvers import FixedPoint, Gradient
 
@@ -32,22 +34,75 @@ def two_loops(moves, changes, scaling, gradient):
     return r
 
 
-def test_sites_that_went_ways_of_different_lengths_give_the_curvature_of_all():
-    """Quadratic log likelihoods, each with a Hessian of its own: a plain sum of changes would be off."""
+def test_gradients_are_those_of_one_place_whatever_the_speed():
+    """Quadratic log likelihoods, each with a Hessian of its own: sites that miss a place are taken to lie between."""
     generator = np.random.default_rng(0)
     hessians = [np.diag(generator.uniform(0.1, 5, 4)) for _ in range(3)]
-    way = generator.normal(size=4)
-    start = generator.normal(size=(3, 4))
-    lengths = (0.3, 0.9, 1.8)  # their mean is one
-    before = {site: (start[site], -hessians[site] @ start[site]) for site in range(3)}
-    there = [start[site] + lengths[site] * way for site in range(3)]
-    now = {site: (there[site], -hessians[site] @ there[site]) for site in range(3)}
-    prior = pt.families.MeanField(np.zeros(4), np.full(4, 2.0))
-    proposal = Proposal(range(3), prior, prior, prior, prior)
-    tempering = Optimiser().init(Setup(3, True))
-    tempering._pair(before, now, proposal)
-    assert_allclose(tempering.pairs.moves[0], way)
-    assert_allclose(tempering.pairs.changes[0], (sum(hessians) + 2.0 * np.eye(4)) @ way)
+    way, start = generator.normal(size=4), generator.normal(size=4)
+    places = Places(3)
+    there = [start + length * way for length in (0.0, 0.3, 1.2, 2.0)]
+    for location in there:
+        places.begin(location)
+    seen = {0: (0, 1, 2, 3), 1: (0, 2, 3), 2: (0, 3)}
+    for site, numbers in seen.items():
+        for number in numbers:
+            places.hear(site, number, there[number], -hessians[site] @ there[number])
+    done = places.finish()
+    assert len(done) == 4
+    assert not places.open
+    for place, location in zip(done, there, strict=True):
+        assert_allclose(place.location, location)
+        assert_allclose(place.gradient, -sum(hessians) @ location)
+    assert_allclose(places.total(), -sum(hessians) @ there[3])
+
+
+def test_a_place_is_known_by_the_updates_since():
+    places = Places(3)
+    for location in np.eye(4):
+        places.begin(location)
+        places.version += 3
+    assert [places.number_at(staleness) for staleness in (0, 2, 3, 4, 6, 9, 12)] == [3, 3, 3, 2, 2, 1, 0]
+
+
+def test_places_that_nobody_answers_from_are_given_up():
+    places = Places(2)
+    for number in range(3 * MOST_OPEN):
+        places.begin(np.full(2, float(number)))
+        places.hear(0, number, np.full(2, float(number)), np.ones(2))
+    assert sorted(places.open) == list(range(2 * MOST_OPEN, 3 * MOST_OPEN))
+    assert places.finish() == []
+    assert not places.is_complete
+
+
+def inverse_root(moments: np.ndarray, ridge: float) -> np.ndarray:
+    """With a mean of one on the diagonal."""
+    values, vectors = np.linalg.eigh(moments)
+    root = vectors @ np.diag((values + ridge * values.max()) ** -0.5) @ vectors.T
+    return root / np.diag(root).mean()
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4), (4, 3, 2)])
+def test_the_metric_is_a_product_of_roots(shape):
+    generator, ridge = np.random.default_rng(0), 0.1
+    rows, columns = (4, 6) if shape == (4, 3, 2) else (6, 4) if shape == (2, 3, 4) else shape
+    bias, preconditioner = 2, Preconditioner([shape, (2,)], ridge)
+    gradients = generator.normal(size=(7, rows * columns + bias))
+    for gradient in gradients:
+        preconditioner.learn(gradient)
+    matrices = [g[:-bias].reshape(rows, columns) / np.linalg.norm(g[:-bias]) for g in gradients]
+    left = inverse_root(sum(m @ m.T for m in matrices), ridge)
+    right = inverse_root(sum(m.T @ m for m in matrices), ridge)
+    scaling = generator.uniform(1, 2, rows * columns + bias)
+    given = generator.normal(size=(2, rows * columns + bias))
+    for found, one in zip(preconditioner.metric(scaling)(given), given, strict=True):
+        matrix = scaling.mean() * left @ one[:-bias].reshape(rows, columns) @ right
+        assert_allclose(found, np.concatenate([matrix.ravel(), scaling[-bias:] * one[-bias:]]), rtol=1e-4, atol=1e-5)
+
+
+def test_without_gradients_the_metric_is_the_diagonal():
+    preconditioner, scaling = Preconditioner([(3, 2)], 0.1), np.arange(1.0, 7.0)
+    preconditioner.learn(np.zeros(6))
+    assert_allclose(preconditioner.metric(scaling)(np.ones((1, 6)))[0], scaling)
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])
@@ -60,10 +115,10 @@ def test_pairs_are_the_two_loop_recursion(number):
     for move, change in zip(moves, changes, strict=True):
         pairs.add(move, change)
     scaling, gradient = generator.uniform(0.1, 3, 30), generator.normal(size=30)
-    step = pairs.apply(scaling, gradient)
+    step = pairs.apply(lambda stack: stack * scaling, gradient)
     assert_allclose(step, two_loops(moves, changes, scaling, gradient), rtol=1e-8, atol=1e-10)
     # The secant equation of the newest pair.
-    assert_allclose(pairs.apply(scaling, changes[-1]), moves[-1], rtol=1e-8, atol=1e-10)
+    assert_allclose(pairs.apply(lambda stack: stack * scaling, changes[-1]), moves[-1], rtol=1e-8, atol=1e-10)
 
 
 def test_pairs_are_the_newest_ones_with_positive_curvature():
@@ -204,7 +259,7 @@ def test_the_partition_does_not_matter():
     X, y = classes()
     model = Network([4, 3], start_scale=0.02)
     # First steps that are long enough for the change of the gradient to be more than noise.
-    damping = Optimiser(first_step=0.3)
+    damping = Optimiser(first_trust=0.1)
     parts = {
         "pooled": [np.arange(900)],
         "iid": np.array_split(np.random.default_rng(3).permutation(900), 3),

@@ -149,7 +149,7 @@ def test_what_all_factors_share_is_divided_out_with_a_site():
     rest = MeanField(np.array([3.0, -3.0]), np.zeros(2))
     ledger.dispatch([1], {})
     changes = ledger.check([Update(1, 0, change, 0.0)])
-    assert ledger.take([1], changes, 1.0, rest=rest, sharing=frozenset(range(3))) == 1.0
+    assert ledger.take([1], changes, 1.0, rest=rest) == 1.0
     assert np.allclose(ledger.factor(0).precision_times_location, [1.0, -1.0])
     assert np.allclose(ledger.factor(1).precision_times_location, [2.0, 1.0])
     assert np.allclose(ledger.posterior.precision_times_location, [4.0, -1.0])
@@ -158,7 +158,7 @@ def test_what_all_factors_share_is_divided_out_with_a_site():
     assert np.allclose(ledger.posterior.precision_times_location, cavity.precision_times_location)
     assert np.allclose(ledger.recomputed_posterior().precision_times_location, [2.0, -2.0])
     ledger.dispatch([0], {})
-    ledger.take([0], Family.stack([change]), 1.0, rest=rest, sharing=frozenset(range(3)))
+    ledger.take([0], Family.stack([change]), 1.0, rest=rest)
     assert ledger.holds_nothing_of(1)
     assert np.allclose(ledger.factor(2).precision_times_location, [2.5, -2.5])
     assert np.allclose(

@@ -192,19 +192,20 @@ class Ledger:
         share: float,
         allowed: Callable[[Family], bool] = anywhere,
         rest: Family | None = None,
-        sharing: frozenset[int] = frozenset(),
+        sharing: frozenset[int] | None = None,
         leaving: frozenset[int] = frozenset(),
     ) -> float:
         """t_m ← t_m × change_m^ρ and q ← q × their product; these sites' tasks are done.
 
         ρ is the given share, or less, until what comes out after rounding is proper and allowed. Gives ρ. `rest` is a
-        change that the factors of the `sharing` sites share alike, which costs no more than that of one, as long as
-        these stay the same. It must not touch what has to be positive. Factors of the `leaving` sites go then, at once
-        or after later folds, unless these sites are in one of them.
+        change that the factors of the `sharing` sites, or of all, share alike, which costs no more than that of one, as
+        long as these stay the same. It must not touch what has to be positive. Factors of the `leaving` sites go then,
+        at once or after later folds, unless these sites are in one of them.
         """
-        if rest is not None and sharing - self.retired != self._sharing:
+        sharing = frozenset(range(self.sites) if sharing is None else sharing) - self.retired
+        if rest is not None and sharing != self._sharing:
             self._hand_out()
-            self._sharing = sharing - self.retired
+            self._sharing = sharing
         if len(set(sites)) < len(sites):
             twice = next(site for i, site in enumerate(sites) if site in sites[:i])
             raise NotOutstanding(twice, "several updates of one site in one fold")

@@ -114,6 +114,14 @@ STUDIES: tuple[Study, ...] = (
         "convolution:measure_convolution", "fifteen minutes; a minute with --quick", MNIST,
     ),
     Study(
+        "one-class", "Networks over sites of one class each, synchronous or asynchronous, with all defaults.",
+        "few_classes:run_one_class", "minutes per seed", MNIST,
+    ),
+    Study(
+        "two-class", "A network over one hundred sites of two classes each, with all defaults.",
+        "few_classes:run_two_class", "minutes per seed", MNIST,
+    ),
+    Study(
         "estimator-checks", "All of scikit-learn's checks on the estimators as they come.",
         "estimator_checks:check_estimators", "minutes",
     ),

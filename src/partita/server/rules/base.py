@@ -63,7 +63,7 @@ class Proposal:
         held: the factors of any sites as they are, stacked.
         rest: a change that several factors of the ledger share alike, beside those of these sites. It may move
             locations, and leaves whatever has to be positive as it is.
-        sharing: whose factors share it.
+        sharing: whose factors share it; None stands for everybody's.
         leaving: sites of which nothing is to stay in the posterior until they are in a fold again.
         wanted: the share of the changes that damping asks for; zero, if it takes an earlier step back instead.
         shares: for every site, how much the latest rule has left of its change; None, if all of everybody's.
@@ -83,7 +83,7 @@ class Proposal:
     doubted: frozenset[int] = frozenset()
     held: Callable[[Sequence[int]], Family] | None = None
     rest: Family | None = None
-    sharing: frozenset[int] = frozenset()
+    sharing: frozenset[int] | None = None
     leaving: frozenset[int] = frozenset()
     wanted: float = 1.0
     shares: np.ndarray | None = None

@@ -6,12 +6,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from partita.families import Family
+from partita.families import Family, MeanField
 from partita.foundation.checks import check_count, check_not_negative, check_positive, check_share
 from partita.server.rules.base import FreeEnergy, Proposal, RuleState, Setup
+from partita.server.rules.places import Places
+from partita.server.rules.preconditioning import Metric, Preconditioner
 
 # How many moves count as recent.
 RECENT = 5
+# Moves may grow from this share of the first one, however small they have become.
+LEAST = 1e-6
+# A step turns back if its cosine with the last move is less than this; how the share that is taken then falls, and
+# grows again, and what is the least.
+TURN, LESS, MORE, LEAST_GAIN = -0.1, 0.8, 1.1, 0.05
 
 
 @dataclass(frozen=True)
@@ -22,38 +29,48 @@ class Optimiser:
     then adds up to the natural gradient of the global free energy, whatever the partition (Property 5 of the paper).
     For a network that is a direction, not a destination: a diagonal precision knows nothing of correlated inputs, and a
     whole step overshoots a hundredfold. So locations move by a quasi-Newton step (L-BFGS), which learns from the moves
-    and gradients of earlier rounds what the diagonal leaves out. Precisions take `precision_rate` of what is proposed.
-    Where only some sites report, the others' latest gradients stand for them.
+    and gradients of earlier rounds what the diagonal leaves out, in a metric that knows which inputs and which units go
+    together (`Preconditioner`). Precisions take `precision_rate` of what is proposed.
+
+    Where only some sites report at a time, locations move once for as many reports as there are sites, and the others'
+    latest gradients stand for them: sites that take turns then send gradients from one place, as in a round, and their
+    changes are pairs that fit.
 
     Args:
         memory: how many earlier moves the quasi-Newton step knows.
         precision_rate: the share of a proposed change of precisions that is taken.
         floor: added to all precisions before they scale a gradient, relative to their mean.
+        ridge: added to the second moments of gradients before they are a metric, relative to the largest.
         first_step: the share of the scaled gradient that is taken while there is no earlier move.
+        first_trust: the largest KL divergence of such a move, in nats per parameter.
         trust: the largest KL divergence of one move of the locations, in nats per parameter.
-        growth: how many times that of the recent moves it may be: pairs of gradients that are mostly noise now and then
-            ask for a move that is out of all proportion.
+        growth: how many times that of the recent moves it may be, and as many times again if it goes where the last one
+            went, but no more at all if it goes back: pairs of gradients that are mostly noise now and then ask for a
+            move that is out of all proportion.
         margin: a fall of the estimated free energy by more than this share of it quarters the trust.
     """
 
     memory: int = 10
     precision_rate: float = 0.02
     floor: float = 0.1
-    first_step: float = 0.0025
-    trust: float = 0.05
+    ridge: float = 0.01
+    first_step: float = 1.0
+    first_trust: float = 0.003
+    trust: float = 0.3
     growth: float = 4.0
     margin: float = 0.01
 
     def __post_init__(self) -> None:
         check_count("Optimiser: ", memory=self.memory)
         check_share("Optimiser: ", precision_rate=self.precision_rate, first_step=self.first_step)
-        check_positive("Optimiser: ", trust=self.trust, growth=self.growth, margin=self.margin)
+        check_positive("Optimiser: ", first_trust=self.first_trust, trust=self.trust, ridge=self.ridge)
+        check_positive("Optimiser: ", growth=self.growth, margin=self.margin)
         check_not_negative("Optimiser: ", floor=self.floor)
 
     def init(self, setup: Setup) -> "OptimiserState":
         if setup.prior is not None:
             setup.prior.as_mean_field("damping: Optimiser")
-        return OptimiserState(self, setup.sites, Pairs(self.memory), self.trust)
+        return OptimiserState(self, Places(setup.sites), Pairs(self.memory), self.trust)
 
 
 @dataclass
@@ -76,25 +93,22 @@ class Pairs:
     def forget(self) -> None:
         self.moves, self.changes = [], []
 
-    def apply(self, scaling: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """H g, where H would be γ × diag(scaling) with no pairs."""
+    def apply(self, metric: Metric, gradient: np.ndarray) -> np.ndarray:
+        """H g, where H would be γ × the metric with no pairs."""
         S, Y = np.stack(self.moves), np.stack(self.changes)
         products = (S @ Y.T).astype(float)
         R, curvatures = np.triu(products), np.diag(products)
-        scaled = Y * scaling
+        *scaled_changes, scaled_gradient = metric(np.concatenate([Y, gradient[None]]))
+        scaled = np.stack(scaled_changes)
         inner = (scaled @ Y.T).astype(float)
         gamma = curvatures[-1] / inner[-1, -1]
         half = solve_triangular(R, (S @ gradient).astype(float))
         by_changes = gamma * (scaled @ gradient).astype(float)
         along = solve_triangular(R, curvatures * half + gamma * inner @ half - by_changes, trans="T")
         kind = gradient.dtype
-        product: np.ndarray = kind.type(gamma) * (scaling * gradient - half.astype(kind) @ scaled)
+        product: np.ndarray = kind.type(gamma) * (scaled_gradient - half.astype(kind) @ scaled)
         product = product + along.astype(kind) @ S
         return product
-
-
-# Where each site was, and its gradient there.
-Seen = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass
@@ -102,20 +116,27 @@ class OptimiserState(RuleState):
     """What every site sent last, and the moves that were learnt from."""
 
     settings: Optimiser
-    sites: int
+    places: Places
     pairs: Pairs
     trust: float
-    # What each site sent last: a gradient, and the location where it was taken; who has sent one since the last pair.
-    gradients: dict[int, np.ndarray] = field(default_factory=dict)
-    places: dict[int, np.ndarray] = field(default_factory=dict)
-    heard: set[int] = field(default_factory=set)
-    last: Seen | None = None
+    preconditioner: Preconditioner | None = None
+    # How many reports there were since the last move of the locations.
+    reports: int = 0
+    # The latest location where all sites' gradients are known, and their sum with the prior's.
+    last: tuple[np.ndarray, np.ndarray] | None = None
     last_free_energy: float | None = None
+    # The latest move whose effect on all gradients is known.
+    way: np.ndarray | None = None
+    # The share of a step that is taken.
+    gain: float = 1.0
     # The divergences of the latest moves.
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def observe(self, seen: FreeEnergy) -> None:
-        """A fall by more than chance explains: what was learnt no longer holds, and moves have to be smaller."""
+        """A fall by more than chance explains: what was learnt no longer holds, and moves have to be smaller.
+
+        The move that led there is still to be learnt from: it shows how curved it was.
+        """
         last, self.last_free_energy = self.last_free_energy, seen.value
         if last is None:
             return
@@ -123,7 +144,6 @@ class OptimiserState(RuleState):
             self.trust = min(self.settings.trust, 1.1 * self.trust)
         else:
             self.pairs.forget()
-            self.last = None
             self.trust = 0.25 * self.trust
 
     def apply(self, proposal: Proposal) -> Proposal:
@@ -132,23 +152,31 @@ class OptimiserState(RuleState):
         kind = changes.dtype.type
         here = proposal.posterior if proposal.start is None else proposal.start
         # Where sites began elsewhere, each factor first takes its part of the way there.
-        base = (here / proposal.prior) ** (1 / self.sites if proposal.start is not None else 0)
+        base = (here / proposal.prior) ** (1 / self.places.sites if proposal.start is not None else 0)
         first = Naturals.of(base, 1)
         factors = Naturals.of(proposal.factors, rows) + first
-        messages = Naturals.of(changes, rows) + factors - first
+        asked = proposal.factors if proposal.asked is None else proposal.asked
+        messages = Naturals.of(changes, rows) + Naturals.of(asked, rows)
         now = Naturals.of(here, 1)
         location = (now.shift / now.precision)[0]
+        if not self.places.began:
+            self.places.begin(location)
         self._remember(proposal, messages)
         change = kind(self.settings.precision_rate) * (messages.precision - factors.precision)
         precision = np.maximum(now.precision[0] + change.sum(axis=0), np.finfo(kind).tiny)
+        applied = Naturals(change * location + first.shift, change + first.precision)
+        if not self.places.is_complete:
+            return replace(proposal, changes=changes.with_naturals(applied.shift, applied.precision))
         residuals = (messages.shift - factors.shift) - (messages.precision - factors.precision) * location
-        moves = self._moves(proposal, residuals, location, precision)
-        applied = Naturals(precision * moves + change * location + first.shift, change + first.precision)
-        return replace(proposal, changes=changes.with_naturals(applied.shift, applied.precision))
+        rest = precision * self._move(proposal, location, precision) - residuals.sum(axis=0)
+        return _spread(
+            proposal, changes, applied + Naturals(residuals, np.zeros_like(residuals)), rest, self.places.sites
+        )
 
     def _remember(self, proposal: Proposal, messages: "Naturals") -> None:
-        """Once every site has sent a gradient, compare with the last time that was so."""
+        """Take in gradients; where all sites' are known, compare with the last place where that was so."""
         locations: dict[int, np.ndarray] = {}
+        number = self.places.number_at(proposal.staleness)
         for row, site in enumerate(proposal.sites):
             begin = proposal.begun[site]
             # Sites of one round begin at the same density.
@@ -156,70 +184,79 @@ class OptimiserState(RuleState):
                 naturals = Naturals.of(begin, 1)
                 locations[id(begin)] = (naturals.shift / naturals.precision)[0]
             place = locations[id(begin)]
-            self.gradients[site] = messages.shift[row] - messages.precision[row] * place
-            self.places[site] = place
-        self.heard.update(proposal.sites)
-        if len(self.heard) < self.sites:
-            return
-        self.heard.clear()
-        now = {site: (self.places[site], self.gradients[site]) for site in self.places}
+            self.places.hear(site, number, place, messages.shift[row] - messages.precision[row] * place)
+        self.places.version += len(proposal.sites)
+        self.reports += len(proposal.sites)
+        for finished in self.places.finish():
+            self._learn(
+                finished.location, finished.gradient + _slope(proposal.prior, finished.location), proposal.prior
+            )
+
+    def _learn(self, location: np.ndarray, gradient: np.ndarray, prior: Family) -> None:
+        """What a gradient says of the curvature, and of what goes together."""
         if self.last is not None:
-            self._pair(self.last, now, proposal)
-        self.last = now
+            self.way = location - self.last[0]
+            self.pairs.add(self.way, self.last[1] - gradient)
+        self.last = location, gradient
+        if self.preconditioner is None:
+            self.preconditioner = Preconditioner(
+                [np.shape(leaf) for leaf in prior.cone().positive], self.settings.ridge
+            )
+        self.preconditioner.learn(gradient)
 
-    def _pair(self, before: Seen, now: Seen, proposal: Proposal) -> None:
-        """How the gradient changed along the way that sites went on average.
-
-        Sites that took turns went ways of different lengths; each one's change is scaled to the average way. Where they
-        differ as well, as with one class each, a plain sum would mix up whose curvature it is.
-        """
-        ways = {site: now[site][0] - before[site][0] for site in now}
-        way = np.mean(list(ways.values()), axis=0)
-        change = Naturals.of(proposal.prior, 1).precision[0] * way
-        for site, own in ways.items():
-            length = _dot(own, own)
-            share = _dot(way, own) / length if length > 0 else 0.0
-            change = change + way.dtype.type(share) * (before[site][1] - now[site][1])
-        self.pairs.add(way, change)
-
-    def _total(self, proposal: Proposal, location: np.ndarray) -> np.ndarray:
-        """The gradient of the global free energy by the locations, from what every site sent last."""
-        prior = Naturals.of(proposal.prior, 1)
-        of_prior: np.ndarray = (prior.shift - prior.precision * location)[0]
-        total: np.ndarray = np.sum(list(self.gradients.values()), axis=0) + of_prior
-        return total
-
-    def _moves(
-        self, proposal: Proposal, residuals: np.ndarray, location: np.ndarray, precision: np.ndarray
-    ) -> np.ndarray:
-        """Each site's part of the move of the locations: its own residual, and an equal share of all the rest.
-
-        The rest is what the quasi-Newton step adds to the residuals. Were it applied to each residual by itself, parts
-        that cancel in the sum would grow without bound, because it is longer than a diagonal step.
-        """
-        if len(self.gradients) < self.sites:
-            return np.zeros_like(residuals)
-        share = len(proposal.sites) / self.sites
+    def _move(self, proposal: Proposal, location: np.ndarray, precision: np.ndarray) -> np.ndarray:
+        """Where the locations go: nowhere, as long as there were fewer reports than sites since they last moved."""
+        if self.reports < self.places.sites or self.preconditioner is None:
+            return np.zeros_like(location)
+        self.reports = 0
         kind = precision.dtype.type
-        scaling = 1 / (precision + kind(self.settings.floor) * precision.mean())
-        total = self._total(proposal, location)
+        metric = self.preconditioner.metric(1 / (precision + kind(self.settings.floor) * precision.mean()))
+        total = self.places.total() + _slope(proposal.prior, location)
         if self.pairs.moves:
-            step = self.pairs.apply(scaling, total)
+            step = self.pairs.apply(metric, total)
         else:
-            step = kind(self.settings.first_step) * scaling * total
+            step = kind(self.settings.first_step) * metric(total[None])[0]
         divergence = 0.5 * _dot(step, step * precision)
-        largest = self.trust * len(step)
-        if len(self.lengths) == RECENT:
-            largest = min(largest, self.settings.growth * float(np.median(self.lengths)))
-        self.lengths.append(min(divergence, largest))
+        within = np.sqrt(self._reach(step, precision) / max(divergence, np.finfo(kind).tiny))
         # A whole Newton step on gradients that are a round old would oscillate.
-        share /= 1 + proposal.staleness / self.sites
-        step *= kind(share * min(1.0, np.sqrt(largest / max(divergence, np.finfo(kind).tiny))))
-        # Residuals of all sites add up to the gradient; those of some would move the posterior a whole diagonal step.
-        everybody = len(proposal.sites) == self.sites
-        own = residuals / precision * kind(1 if everybody else self.settings.first_step)
-        moves: np.ndarray = own + (step - own.sum(axis=0)) / kind(len(proposal.sites))
-        return moves
+        share = min(self.gain / (1 + proposal.staleness / self.places.sites), within)
+        move: np.ndarray = kind(share) * step
+        self.lengths.append(share**2 * divergence)
+        self.places.begin(location + move)
+        return move
+
+    def _reach(self, step: np.ndarray, precision: np.ndarray) -> float:
+        """The largest divergence of a step: beside recent moves, more if it goes where the last known one went."""
+        most, first = self.trust * len(step), self.settings.first_trust * len(step)
+        if self.way is None:
+            return min(most, first)
+        weighted = step * precision
+        size = np.sqrt(_dot(weighted, step) * _dot(self.way * precision, self.way))
+        cosine = _dot(weighted, self.way) / max(float(size), np.finfo(float).tiny)
+        # Steps that turn back are steps after noise, or too long: less of them is taken.
+        self.gain = max(LEAST_GAIN, LESS * self.gain) if cosine < TURN else min(1.0, MORE * self.gain)
+        recent = max(float(np.median(self.lengths)), LEAST * first)
+        return float(min(most, self.settings.growth ** (0.5 + 1.5 * cosine) * recent))
+
+
+def _slope(prior: Family, location: np.ndarray) -> np.ndarray:
+    """The gradient of the logarithm of the prior."""
+    naturals = Naturals.of(prior, 1)
+    slope: np.ndarray = (naturals.shift - naturals.precision * location)[0]
+    return slope
+
+
+def _spread(proposal: Proposal, changes: MeanField, applied: "Naturals", rest: np.ndarray, sites: int) -> Proposal:
+    """Each site's factor takes its own message's residual, and all factors alike what is left of the move.
+
+    Were the quasi-Newton step applied to each residual by itself, parts that cancel in the sum would grow without
+    bound, because it is longer than a diagonal step.
+    """
+    if len(proposal.sites) == sites:
+        shift = applied.shift + rest / rest.dtype.type(sites)
+        return replace(proposal, changes=changes.with_naturals(shift, applied.precision))
+    one = changes.take_rows([0]).with_naturals(rest[None], np.zeros_like(rest)[None]).row(0)
+    return replace(proposal, changes=changes.with_naturals(applied.shift, applied.precision), rest=one)
 
 
 @dataclass(frozen=True)
