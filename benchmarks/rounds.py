@@ -3,8 +3,8 @@
     python -m benchmarks.rounds [--only "PROBLEM;…"] [--partitions HOW,…] [--schedules NAME,…] [--damping NAME,…]
 
 A round is as many updates as there are sites. The pooled optimum is the best of SciPy's L-BFGS over means and log
-precisions, which starts where "secants" does and whose evaluations of the gradient are counted, and of all runs.
-"secants" is for mean-field posteriors; problems with full covariances are run without it.
+precisions, which starts where secants do and whose evaluations of the gradient are counted, and of all runs. "shares"
+is automatic damping by shares, which is the default for full covariances, too.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SCHEDULES = {
     "asynchronous": pt.schedules.Asynchronous(updates=60 * SITES),
 }
 PARTITIONS = ("iid", "by-label", "dirichlet")
-DAMPING = ("1/M", "auto", "secants")
+DAMPING = {"1/M": "1/M", "shares": pt.rules.Auto(), "default": "auto"}
 
 
 def standardise(X: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ class Pooled:
         return found
 
 
-def run(pooled: Pooled, shards: list[Any], schedule: Any, damping: str) -> list[tuple[float, float]]:
+def run(pooled: Pooled, shards: list[Any], schedule: Any, damping: Any) -> list[tuple[float, float]]:
     """Rounds and free energies, fold by fold."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -169,9 +169,7 @@ def main() -> None:
             shards = pt.datasets.split(data, sites=SITES, how=how)
             for schedule in options.schedules.split(","):
                 for damping in options.damping.split(","):
-                    if damping == "secants" and name.endswith("full"):
-                        continue
-                    traces[how, schedule, damping] = run(pooled, shards, SCHEDULES[schedule], damping)
+                    traces[how, schedule, damping] = run(pooled, shards, SCHEDULES[schedule], DAMPING[damping])
         best = max([best, *(value for trace in traces.values() for _, value in trace)])
         if evaluations:
             within = next((i for i, value in enumerate(evaluations, 1) if value > best - WITHIN), None)

@@ -93,7 +93,7 @@ def test_one_block_is_a_full_gaussian_and_blocks_of_one_are_mean_field(schedule,
 
 
 SOLVERS = {
-    "fixed point": {},
+    "fixed point": {"solver": pt.solvers.FixedPoint()},
     "gradient": {"solver": pt.solvers.Gradient(optimiser="lbfgs", steps=100), "damping": 0.5},
 }
 
