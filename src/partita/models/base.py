@@ -270,7 +270,9 @@ def prior_of(model: AbstractModel, hyper: Hyper) -> Family:
         if model.given_prior is not None:
             return jax.tree.map(_own_copy, model.given_prior)
         if model.prior_on_host:
-            return on_host(model.natural_prior(numbers))
+            # What is too large for a number makes a prior that is not proper, which is refused where it is used.
+            with np.errstate(all="ignore"):
+                return on_host(model.natural_prior(numbers))
         return on_host(_compiled_prior(model, numbers))
 
 

@@ -79,9 +79,9 @@ class Secants:
 
     def init(self, setup: Setup) -> "SecantsState":
         if setup.prior is None:
-            return SecantsState(self, setup.sites, np.inf, np.inf)
+            return SecantsState(self, setup.sites, np.inf, np.inf, np.inf)
         parameters = Naturals.of(setup.prior, 1).precision.size
-        return SecantsState(self, setup.sites, self.first * parameters, parameters / LEAP)
+        return SecantsState(self, setup.sites, self.first * parameters, parameters / LEAP, parameters / LEAP)
 
 
 @dataclass
@@ -92,8 +92,9 @@ class SecantsState(RuleState):
     sites: int
     # How far models are followed where sites do not answer together, in nats.
     reach: float
-    # How far the latest step went that was not taken back, where they do.
+    # How far the latest step went that was not taken back, where they do; and what stands for that before the first.
     gone: float
+    gone_at_first: float
     said: dict[int, Said] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
     # A model for each site, or one of all together.
@@ -136,6 +137,7 @@ class SecantsState(RuleState):
         """Nothing that a site has said counts any more, and what was learnt with it does not."""
         self.said.pop(site, None)
         self.models, self.step, self.best = {}, None, None
+        self.gone = max(self.gone, self.gone_at_first)
 
     def apply(self, proposal: Proposal) -> Proposal:
         rows = len(proposal.sites)
