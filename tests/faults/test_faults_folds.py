@@ -736,3 +736,27 @@ def test_04_gradients_are_read_in_one_order():
     sent = Update(0, 0, prior, 0.0, hyper_gradient=dict.fromkeys("dacbfe", 1.0))
     orders = {tuple(decode_update(0, 0, encode_update(sent), prior).hyper_gradient) for _ in range(30)}
     assert orders == {tuple("abcdef")}
+
+
+LIES = {
+    "ten times as much": lambda change: change**10.0,
+    "the contrary": lambda change: change**-3.0,
+    "elsewhere": lambda change: type(change)(change.precision_times_location + 100.0, change.precision),
+}
+
+
+@EXPECTS_QUARANTINE
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+@pytest.mark.parametrize(
+    "schedule",
+    [Synchronous(rounds=60), Sequential(passes=60), Asynchronous(updates=400)],
+    ids=lambda s: type(s).__name__,
+)
+def test_22_messages_that_are_lies_cost_rounds_and_nothing_else(schedule, lie):
+    """The server goes where messages lead: whoever's are not borne out by its values has no say in the end."""
+    model = pt.models.LogisticRegression(features=2, posterior="mean-field")
+    result = fit(lying(change=lambda update: lie(update.change)), schedule, model=model)
+    assert set(result.quarantined) == {BAD}
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(result.factors[BAD]))
+    without = fit(schedule=Synchronous(rounds=40), model=model, shards=[SHARDS[site] for site in OTHERS])
+    assert np.all(np.abs(result.posterior.location - without.posterior.location) < 0.1 * without.posterior.scale)

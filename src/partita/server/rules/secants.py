@@ -46,6 +46,8 @@ HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
 MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 8.0, 2.0, 0.25, 8.0, 0.01
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
+# So often in a row a site may lose much of what all models promised.
+MOST_LOSSES = 3
 # How many times as far as the last step the next may go, in nats.
 LEAP = 16.0
 # How a share of a site grows and shrinks that was to blame for a fall.
@@ -112,6 +114,8 @@ class SecantsState(RuleState):
     seen: FreeEnergy | None = None
     best: FreeEnergy | None = None
     falls: int = 0
+    # How often in a row sites have lost much of what all models promised.
+    losses: dict[int, int] = field(default_factory=dict)
     # Sites whose factors are to become flat when they answer next; and those of them that are named in this fold.
     outcast: set[int] = field(default_factory=set)
     named: list[int] = field(default_factory=list)
@@ -134,9 +138,11 @@ class SecantsState(RuleState):
         return [self.blame.remark(site) for site in self.named]
 
     def _drop(self, site: int) -> None:
-        """Nothing that a site has said counts any more, and what was learnt with it does not."""
-        self.said.pop(site, None)
-        self.models, self.step, self.best = {}, None, None
+        """Nothing that a site has said counts any more, nor what was learnt with it."""
+        for known in (self.said, self.models):
+            known.pop(site, None)
+        self.models.pop(None, None)
+        self.step = self.best = None
         self.gone = max(self.gone, self.gone_at_first)
 
     def apply(self, proposal: Proposal) -> Proposal:
@@ -263,13 +269,24 @@ class SecantsState(RuleState):
             self.blame.relax()
             return
         self.best = best
-        self.reach *= LESS
         blamed = self._find_blamed(best.value - seen.value, seen, self.falls)
         self.falls += 1
+        if self.blame.suspect is not None:
+            self.reach *= LESS
         if blamed is not None:
             self.falls = 0
-            # Its factor goes as soon as it has an update in a fold, which may be this one.
-            (self.named.append if blamed in proposal.sites else self.outcast.add)(blamed)
+            self._cast_out(proposal, blamed)
+
+    def _patience(self, site: int) -> float:
+        """How often in a row a site may lose much of what all models promised: once, if it was cast out lately."""
+        return np.inf if len(self.said) == 1 else 1 if self.holds(site) else MOST_LOSSES
+
+    def _cast_out(self, proposal: Proposal, site: int) -> None:
+        """A site has no say until it answers again; its factor goes when it is in a fold, which may be this one."""
+        self._drop(site)
+        self.losses.pop(site, None)
+        self.blame.held[site] = SHRINK * self.blame.held.get(site, 1.0)
+        (self.named.append if site in proposal.sites else self.outcast.add)(site)
 
     def _move(
         self, proposal: Proposal, heard: Mapping[int, Said], here: np.ndarray, seen: FreeEnergy | None
@@ -287,10 +304,14 @@ class SecantsState(RuleState):
             if known is None:
                 self.models[site] = Model(memory, said.place, said.value, said.slope, said.curvature)
             elif site in heard:
-                self._judge(known, said, self.promised - self.promised_by.get(site, 0.0))
+                self._judge(site, known, said, self.promised - self.promised_by.get(site, 0.0))
                 self.models[site] = known.moved(said.place, said.value, said.slope, said.curvature)
             if known is None or site in heard:
                 self.promised_by[site] = self.promised
+        for site in [site for site, times in self.losses.items() if times >= self._patience(site)]:
+            self._cast_out(proposal, site)
+        if not self.models:
+            return here
         models = list(self.models.values())
         total: np.ndarray = np.sum([said.curvature for said in self.said.values()], axis=0)
         _, own_slope, own_curvature = of_prior(self._others(proposal, self.said), here, total)
@@ -303,14 +324,20 @@ class SecantsState(RuleState):
         self.promised += share * (1 - 0.5 * share) * float(np.sum([own_slope, *slopes], axis=0) @ way)
         return here + share * way
 
-    def _judge(self, model: Model, said: Said, promised: float) -> None:
+    def _judge(self, site: int, model: Model, said: Said, promised: float) -> None:
         """Follow models further, or less far, by how well this one has predicted its site's value.
 
-        What counts is how much of what all models promised on the way, a site's own part of it, was lost.
+        What counts is how much of what all models promised on the way, a site's own part of it, was lost. Where one
+        site alone loses much of what all have promised, again and again, it is not the steps that are too long.
         """
         short, quadratic = model.shortfall(said.place, said.value)
         length = nats(said.place - model.place, said.place)
         most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
+        if short > FAILED * max(promised, quadratic) + SLIGHT:
+            self.losses[site] = self.losses.get(site, 0) + 1
+            self.reach *= LESS if self.losses[site] > 1 else 1.0
+        else:
+            self.losses.pop(site, None)
         if short <= HELD * most + SLIGHT:
             growth = MUCH_FURTHER if abs(short) <= EXACT * most + SLIGHT else FURTHER
             self.reach = min(self.reach * growth**part, max(self.reach, AHEAD * length))
