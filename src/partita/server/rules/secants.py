@@ -277,9 +277,9 @@ class SecantsState(RuleState):
             self.falls = 0
             self._cast_out(proposal, blamed)
 
-    def _patience(self, site: int) -> float:
+    def _patience(self, site: int) -> int:
         """How often in a row a site may lose much of what all models promised: once, if it was cast out lately."""
-        return np.inf if len(self.said) == 1 else 1 if self.holds(site) else MOST_LOSSES
+        return 1 if self.holds(site) else MOST_LOSSES
 
     def _cast_out(self, proposal: Proposal, site: int) -> None:
         """A site has no say until it answers again; its factor goes when it is in a fold, which may be this one."""
@@ -309,9 +309,8 @@ class SecantsState(RuleState):
             if known is None or site in heard:
                 self.promised_by[site] = self.promised
         for site in [site for site, times in self.losses.items() if times >= self._patience(site)]:
-            self._cast_out(proposal, site)
-        if not self.models:
-            return here
+            if len(self.said) > 1:
+                self._cast_out(proposal, site)
         models = list(self.models.values())
         total: np.ndarray = np.sum([said.curvature for said in self.said.values()], axis=0)
         _, own_slope, own_curvature = of_prior(self._others(proposal, self.said), here, total)
