@@ -51,7 +51,8 @@ class Settings:
     Args:
         solver: how a site refines its factor.
         schedule: who works next; synchronous rounds if not given.
-        damping: the share of a proposed change that is taken: a number, "1/M", "auto" (what fits the model), "secants" or a rule.
+        damping: the share of a proposed change that is taken: a number, "1/M", "auto" (what fits the model), "secants"
+            or a rule.
         engine: what carries tasks to sites; this process, if not given.
         expectation: how E_q[log p] is computed.
         hyper: learn hyperparameters by maximum likelihood.
