@@ -108,12 +108,9 @@ class SecantsState(RuleState):
     returns: int = 0
     # Who was heard in the latest fold.
     heard: set[int] = field(default_factory=set)
-    # Who alone made the free energy fall; the free energy as it was heard of last, and where sites do not answer
-    # together, the highest so far, and how often in a row it was lower since.
+    # Who alone made the free energy fall, and is held back; and the free energy, if all have reported again.
     blame: Blame = field(default_factory=lambda: Blame(SHRINK, REGROW))
     seen: FreeEnergy | None = None
-    best: FreeEnergy | None = None
-    falls: int = 0
     # How often in a row sites have lost much of what all models promised.
     losses: dict[int, int] = field(default_factory=dict)
     # Sites whose factors are to become flat when they answer next; and those of them that are named in this fold.
@@ -142,7 +139,7 @@ class SecantsState(RuleState):
         for known in (self.said, self.models):
             known.pop(site, None)
         self.models.pop(None, None)
-        self.step = self.best = None
+        self.step = None
         self.gone = max(self.gone, self.gone_at_first)
 
     def apply(self, proposal: Proposal) -> Proposal:
@@ -209,7 +206,7 @@ class SecantsState(RuleState):
         if last is not None and set(last.said) != set(heard):
             self.models, self.step, last = {}, None, None
         place, free_energy, slope, curvature = self._sum(proposal, heard)
-        if last is not None and self._has_fallen(free_energy, last.free_energy, 0.0):
+        if last is not None and _has_fallen(free_energy, last.free_energy):
             blamed = None if seen is None else self._find_blamed(last.free_energy - free_energy, seen, self.returns)
             if blamed is None and self.returns < MOST_RETURNS:
                 self.returns += 1
@@ -245,10 +242,6 @@ class SecantsState(RuleState):
         slope = np.sum([own_slope, *(said.slope for said in everybody)], axis=0)
         return place, own_value + sum(said.value for said in everybody), slope, curvature + own_curvature
 
-    @staticmethod
-    def _has_fallen(now: float, before: float, error: float) -> bool:
-        return not now >= before - error - NEGLIGIBLE - 1e-10 * abs(before)
-
     def _find_blamed(self, fall: float, seen: FreeEnergy, returns: int) -> int | None:
         """The site that alone made the free energy fall, which has no say until it answers again."""
         self.blame.find(fall, seen.shortfalls, returns)
@@ -257,25 +250,6 @@ class SecantsState(RuleState):
             return None
         self._drop(blamed)
         return blamed
-
-    def _watch(self, proposal: Proposal, seen: FreeEnergy) -> None:
-        """All sites have answered since the last time: if the free energy has surely fallen, find out who did it."""
-        best, self.best = self.best, seen
-        if best is None:
-            return
-        error = best.error + seen.error
-        if not self._has_fallen(seen.value, best.value, error):
-            self.falls = 0
-            self.blame.relax()
-            return
-        self.best = best
-        blamed = self._find_blamed(best.value - seen.value, seen, self.falls)
-        self.falls += 1
-        if self.blame.suspect is not None:
-            self.reach *= LESS
-        if blamed is not None:
-            self.falls = 0
-            self._cast_out(proposal, blamed)
 
     def _patience(self, site: int) -> int:
         """How often in a row a site may lose much of what all models promised: once, if it was cast out lately."""
@@ -295,9 +269,7 @@ class SecantsState(RuleState):
         self.models.pop(None, None)
         self.step = None
         if seen is not None:
-            self._watch(proposal, seen)
-        if not self.said:
-            return here
+            self.blame.relax()
         memory = min(self.settings.memory, self.settings.numbers // self.sites)
         for site, said in self.said.items():
             known = self.models.get(site)
@@ -390,3 +362,7 @@ class SecantsState(RuleState):
     def _is_dropped(self, proposal: Proposal, site: int) -> bool:
         """Whether a site has no say because of what it said, rather than because its update cannot be taken at all."""
         return site not in self.said and (site in self.named or site in proposal.doubted)
+
+
+def _has_fallen(now: float, before: float) -> bool:
+    return not now >= before - NEGLIGIBLE - 1e-10 * abs(before)
