@@ -20,7 +20,7 @@ from partita.foundation.checks import check_count, check_positive
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, RuleState, Setup
 from partita.server.rules.blame import Blame
 from partita.server.rules.optimiser import Naturals
-from partita.server.rules.quadratics import Model, highest
+from partita.server.rules.quadratics import TINY, Model, highest
 from partita.server.rules.steps import (
     Said,
     Step,
@@ -46,8 +46,9 @@ HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
 MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 8.0, 2.0, 0.25, 8.0, 0.01
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
-# So often in a row a site may lose much of what all models promised.
-MOST_LOSSES = 3
+# So often in a row a site has to lose much of what all models promised, and so much more steeply on a way that is so
+# many times shorter in nats, before it is not believed.
+MOST_LOSSES, STEEPER, SHORTER = 3, 3.0, 16.0
 # How many times as far as the last step the next may go, in nats.
 LEAP = 16.0
 # How a share of a site grows and shrinks that was to blame for a fall.
@@ -86,6 +87,30 @@ class Secants:
         return SecantsState(self, setup.sites, self.first * parameters, parameters / LEAP, parameters / LEAP)
 
 
+@dataclass(frozen=True)
+class Losses:
+    """Ways on which a site's value was far short of its model: the least steep one, in nats lost per nat gone.
+
+    What an honest model leaves out goes with the square of a way, as nats do, or faster; so shorter ways are no
+    steeper. What a lie leaves out goes with the way itself, however short that is.
+    """
+
+    length: float
+    steepness: float
+    times: int = 1
+    steeper: bool = False
+
+    def add(self, length: float, steepness: float) -> "Losses":
+        steeper = length <= self.length / SHORTER and steepness >= STEEPER * self.steepness
+        flatter = steepness < self.steepness
+        least = (length, steepness) if flatter else (self.length, self.steepness)
+        return Losses(*least, self.times + 1, steeper)
+
+    def is_lie(self, held: bool) -> bool:
+        """Whether there were enough of them to tell; a site that is held back already has to lose only once more."""
+        return self.steeper and (held or self.times >= MOST_LOSSES)
+
+
 @dataclass
 class SecantsState(RuleState):
     """What every site said last, the models that were learnt from it, and the latest step."""
@@ -111,8 +136,8 @@ class SecantsState(RuleState):
     # Who alone made the free energy fall, and is held back; and the free energy, if all have reported again.
     blame: Blame = field(default_factory=lambda: Blame(SHRINK, REGROW))
     seen: FreeEnergy | None = None
-    # How often in a row sites have lost much of what all models promised.
-    losses: dict[int, int] = field(default_factory=dict)
+    # Sites that have lost much of what all models promised, each time since the first.
+    losses: dict[int, Losses] = field(default_factory=dict)
     # Sites whose factors are to become flat when they answer next; and those of them that are named in this fold.
     outcast: set[int] = field(default_factory=set)
     named: list[int] = field(default_factory=list)
@@ -251,14 +276,9 @@ class SecantsState(RuleState):
         self._drop(blamed)
         return blamed
 
-    def _patience(self, site: int) -> int:
-        """How often in a row a site may lose much of what all models promised: once, if it was cast out lately."""
-        return 1 if self.holds(site) else MOST_LOSSES
-
     def _cast_out(self, proposal: Proposal, site: int) -> None:
         """A site has no say until it answers again; its factor goes when it is in a fold, which may be this one."""
         self._drop(site)
-        self.losses.pop(site, None)
         self.blame.held[site] = SHRINK * self.blame.held.get(site, 1.0)
         (self.named.append if site in proposal.sites else self.outcast.add)(site)
 
@@ -280,7 +300,7 @@ class SecantsState(RuleState):
                 self.models[site] = known.moved(said.place, said.value, said.slope, said.curvature)
             if known is None or site in heard:
                 self.promised_by[site] = self.promised
-        for site in [site for site, times in self.losses.items() if times >= self._patience(site)]:
+        for site in [site for site in heard if site in self.losses and self.losses[site].is_lie(self.holds(site))]:
             if len(self.said) > 1:
                 self._cast_out(proposal, site)
         models = list(self.models.values())
@@ -302,14 +322,15 @@ class SecantsState(RuleState):
         site alone loses much of what all have promised, again and again, it is not the steps that are too long.
         """
         short, quadratic = model.shortfall(said.place, said.value)
-        length = nats(said.place - model.place, said.place)
+        length = max(nats(said.place - model.place, said.place), TINY)
         most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
         if short > FAILED * max(promised, quadratic) + SLIGHT:
-            self.losses[site] = self.losses.get(site, 0) + 1
-            self.reach *= LESS if self.losses[site] > 1 else 1.0
+            before = self.losses.get(site)
+            self.losses[site] = Losses(length, short / length) if before is None else before.add(length, short / length)
+            self.reach *= LESS if before is not None else 1.0
         else:
             self.losses.pop(site, None)
-        if short <= HELD * most + SLIGHT:
+        if short <= HELD * most + SLIGHT and self.losses.keys().isdisjoint(self.said):
             growth = MUCH_FURTHER if abs(short) <= EXACT * most + SLIGHT else FURTHER
             self.reach = min(self.reach * growth**part, max(self.reach, AHEAD * length))
         elif short > FAILED * most:
