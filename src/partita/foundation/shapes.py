@@ -5,13 +5,18 @@ In one call, an axis of one name has one length: n rows, d coordinates, and what
 # Names of axes are no Python.
 # ruff: noqa: F722, F821
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 from jaxtyping import Float
 
 from partita.foundation.runtime import Array
 
-Scalar: TypeAlias = Float[Array, ""]
+if TYPE_CHECKING:
+    Scalar: TypeAlias = Float[Array, ""]
+else:
+    # What NumPy adds up is no array.
+    Scalar = Float[Array | np.generic, ""]
 # A number for each coordinate, or for each pair of them.
 Vector: TypeAlias = Float[Array, " d"]
 Matrix: TypeAlias = Float[Array, "d d"]
