@@ -29,6 +29,7 @@ from partita.foundation.shapes import Scalar
 
 if TYPE_CHECKING:
     from partita.families.abstract_gaussian import AbstractGaussian
+    from partita.families.gaussian import Gaussian
     from partita.families.mean_field import MeanField
 
 
@@ -312,6 +313,10 @@ class Family(Tree):
     def as_mean_field(self, asked_by: str) -> "MeanField":
         """This density, if it is a Gaussian with independent coordinates; an error that says who asked, if not."""
         raise self._lacks(asked_by, "a mean-field Gaussian", lambda family: family.is_mean_field)
+
+    def as_full(self, asked_by: str) -> "Gaussian":
+        """This density, if it is a Gaussian with a full covariance; an error that says who asked, if not."""
+        raise self._lacks(asked_by, "a Gaussian with a full covariance", lambda family: family.is_full)
 
     def marginals(self, T: np.ndarray) -> Marginals:
         """What is believed of the numbers Tθ, row by row of T, over all coordinates (or weights) in order."""

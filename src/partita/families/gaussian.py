@@ -154,6 +154,18 @@ class Gaussian(AbstractGaussian):
         precision = 1 / tilted_v - 1 / v
         return self * type(self)((tilted_m / tilted_v - m / v) * x, precision * outer(x, x))
 
+    def as_full(self, asked_by: str) -> "Gaussian":
+        return self
+
+    def naturals(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Precisions times locations, and precisions, of a stack of so many rows (or of one density), on the host."""
+        shift, precision = np.asarray(self.precision_times_location), np.asarray(self.precision)
+        return shift.reshape(rows, -1), precision.reshape(rows, *precision.shape[-2:])
+
+    def with_naturals(self, shift: np.ndarray, precision: np.ndarray) -> Self:
+        """The inverse of `naturals`: a stack."""
+        return type(self)(shift, precision)
+
     def marginals(self, T: np.ndarray) -> Marginals:
         """Marginals of T θ, row by row of T."""
         return Marginals.normal(T @ self.location, np.sqrt(np.sum((T @ self.covariance) * T, axis=1)))

@@ -261,7 +261,7 @@ def _spread(proposal: Proposal, changes: MeanField, applied: "Naturals", rest: n
 
 @dataclass(frozen=True)
 class Naturals:
-    """Natural parameters of mean-field Gaussians as two matrices, with one row per density."""
+    """Natural parameters of Gaussians as two arrays, with one row per density."""
 
     shift: np.ndarray
     precision: np.ndarray
@@ -278,7 +278,8 @@ class Naturals:
 
     def where(self, chosen: np.ndarray) -> "Naturals":
         """The same rows where they are chosen, and flat ones elsewhere."""
-        return Naturals(np.where(chosen[:, None], self.shift, 0), np.where(chosen[:, None], self.precision, 0))
+        rows = chosen.reshape(-1, *[1] * (self.precision.ndim - 1))
+        return Naturals(np.where(chosen[:, None], self.shift, 0), np.where(rows, self.precision, 0))
 
 
 def _dot(first: np.ndarray, second: np.ndarray) -> float:

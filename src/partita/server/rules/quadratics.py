@@ -57,6 +57,10 @@ class Model:
         product: np.ndarray = self.diagonal * way - self.columns @ (self.core @ (self.columns.T @ way))
         return product
 
+    def slope_at(self, place: np.ndarray) -> np.ndarray:
+        slope: np.ndarray = self.slope - self.curved(place - self.place)
+        return slope
+
     def shortfall(self, place: np.ndarray, value: float) -> tuple[float, float]:
         """By how much a value there is short of what the model says, and how large its quadratic term is there."""
         way = place - self.place
@@ -66,7 +70,7 @@ class Model:
 
 def highest(models: Sequence[Model], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
     """The way from a place to where models, and what has this slope and curvature there, are highest together."""
-    total = slope + sum(model.slope - model.curved(place - model.place) for model in models)
+    total = slope + sum(model.slope_at(place) for model in models)
     diagonal = curvature + sum(model.diagonal for model in models)
     columns = np.concatenate([model.columns for model in models], axis=1)
     along: np.ndarray = total / diagonal

@@ -19,18 +19,9 @@ from partita.families import Family
 from partita.foundation.checks import check_count, check_positive
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, RuleState, Setup
 from partita.server.rules.blame import Blame
+from partita.server.rules.charts import Chart, Diagonal, Said, SiteModel, Step, chart_of
 from partita.server.rules.optimiser import Naturals
-from partita.server.rules.quadratics import TINY, Model, highest
-from partita.server.rules.steps import (
-    Said,
-    Step,
-    coordinates,
-    nats,
-    of_prior,
-    share_of_changes,
-    share_within,
-    shares_of,
-)
+from partita.server.rules.quadratics import TINY
 
 # How many times as certain as the prior is the density at which sites are asked first.
 SHARPER = 1e6
@@ -43,7 +34,7 @@ MOST_RETURNS = 8
 HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
 # How much further, or less far, models are followed after as many answers as there are sites, the first where they are
 # short by no more than `EXACT` of what was promised; and no further than so many times the ways that were gone.
-MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 8.0, 2.0, 0.25, 8.0, 0.01
+MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 4.0, 2.0, 0.25, 4.0, 0.01
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
 # So often in a row a site has to lose much of what all models promised, and so much more steeply on a way that is so
@@ -57,21 +48,23 @@ SHRINK, REGROW = 0.5, 1.1
 
 @dataclass(frozen=True)
 class Secants:
-    """Moves a mean-field Gaussian to where all sites' models lead, with curvature learnt from their messages.
+    """Moves a Gaussian to where all sites' models lead, with curvature learnt from their messages.
 
     Args:
         memory: how many secants one model knows.
         numbers: how many secants all models together know at most: a fold costs their number squared times parameters.
-        first: how far models are followed at first where sites do not answer together, in nats per parameter.
+        first: how far models are followed at first where sites do not answer together, in nats per parameter; None
+            stands for 0.05 where their curvature is a diagonal, and 1 where it is whole.
     """
 
     memory: int = 100
     numbers: int = 400
-    first: float = 0.05
+    first: float | None = None
 
     def __post_init__(self) -> None:
         check_count("Secants: ", memory=self.memory, numbers=self.numbers)
-        check_positive("Secants: ", first=self.first)
+        if self.first is not None:
+            check_positive("Secants: ", first=self.first)
 
     def start(self, prior: Family) -> Family:
         """Where sites are asked first: so narrowly around the prior's mean that only the curvature there counts.
@@ -82,9 +75,11 @@ class Secants:
 
     def init(self, setup: Setup) -> "SecantsState":
         if setup.prior is None:
-            return SecantsState(self, setup.sites, np.inf, np.inf, np.inf)
-        parameters = Naturals.of(setup.prior, 1).precision.size
-        return SecantsState(self, setup.sites, self.first * parameters, parameters / LEAP, parameters / LEAP)
+            return SecantsState(self, setup.sites, Diagonal(), np.inf, np.inf, np.inf)
+        chart = chart_of(setup.prior)
+        parameters = chart.naturals(setup.prior, 1).shift.size
+        first = chart.first if self.first is None else self.first
+        return SecantsState(self, setup.sites, chart, first * parameters, parameters / LEAP, parameters / LEAP)
 
 
 @dataclass(frozen=True)
@@ -117,6 +112,7 @@ class SecantsState(RuleState):
 
     settings: Secants
     sites: int
+    chart: Chart
     # How far models are followed where sites do not answer together, in nats.
     reach: float
     # How far the latest step went that was not taken back, where they do; and what stands for that before the first.
@@ -125,12 +121,14 @@ class SecantsState(RuleState):
     said: dict[int, Said] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
     # A model for each site, or one of all together.
-    models: dict[int | None, Model] = field(default_factory=dict)
+    models: dict[int | None, SiteModel] = field(default_factory=dict)
     # How many nats models have promised in all, and had when each site was heard last.
     promised: float = 0.0
     promised_by: dict[int, float] = field(default_factory=dict)
     step: Step | None = None
     returns: int = 0
+    # How many have answered since locations moved last.
+    waiting: int = 0
     # Who was heard in the latest fold.
     heard: set[int] = field(default_factory=set)
     # Who alone made the free energy fall, and is held back; and the free energy, if all have reported again.
@@ -168,16 +166,16 @@ class SecantsState(RuleState):
         self.gone = max(self.gone, self.gone_at_first)
 
     def apply(self, proposal: Proposal) -> Proposal:
-        rows = len(proposal.sites)
-        factors = Naturals.of(proposal.factors, rows)
-        asked = factors if proposal.asked is None else Naturals.of(proposal.asked, rows)
-        messages = Naturals.of(proposal.changes, rows) + asked
+        rows, chart = len(proposal.sites), self.chart
+        factors = chart.naturals(proposal.factors, rows)
+        asked = factors if proposal.asked is None else chart.naturals(proposal.asked, rows)
+        messages = chart.naturals(proposal.changes, rows) + asked
         self.named = [site for site in proposal.sites if site in self.outcast]
         heard = self._hear(proposal, messages)
         self.outcast.difference_update(proposal.sites)
         is_first = len(self.said) < self.sites and max(self.times.values(), default=0) < PATIENCE
         self.said.update(heard)
-        here = coordinates(proposal.posterior if proposal.start is None else proposal.start)
+        here = chart.place(proposal.posterior if proposal.start is None else proposal.start)
         places = {id(proposal.begun[site]) for site in heard}
         # Most of them, twice in a row: the others are away.
         same = set(heard) == self.heard and 2 * len(heard) > len(self.said)
@@ -185,14 +183,16 @@ class SecantsState(RuleState):
         self.heard, seen, self.seen = set(heard), self.seen, None
         if not self.said:
             return proposal
-        if is_first or not heard:
-            return self._spread(proposal, factors, here[: len(here) // 2], None, 1.0)
+        self.waiting += len(heard)
+        if not heard or (is_first and (together or len(self.said) < self.sites)):
+            return self._spread(proposal, factors, here, None, 1.0)
+        if is_first:
+            here = chart.place(proposal.posterior)
         if together:
             place, wanted = self._move_together(proposal, heard, seen)
         else:
             place, wanted = self._move(proposal, heard, here, seen), 1.0
-        location, precision = np.split(place, 2)
-        return self._spread(proposal, factors, location, np.exp(precision), wanted)
+        return self._spread(proposal, factors, place, chart.precision(place), wanted)
 
     def _hear(self, proposal: Proposal, messages: Naturals) -> dict[int, Said]:
         """What sites say, of those whose word can be taken."""
@@ -200,8 +200,10 @@ class SecantsState(RuleState):
         heard = {}
         for row, site in enumerate(proposal.sites):
             begin, value = proposal.begun[site], proposal.values.get(site, np.nan)
-            place = places.setdefault(id(begin), coordinates(begin))
-            said = Said(place, value, messages.shift[row].astype(float), messages.precision[row].astype(float))
+            place = places.setdefault(id(begin), self.chart.place(begin))
+            said = self.chart.hear(
+                place, value, messages.shift[row].astype(float), messages.precision[row].astype(float)
+            )
             if site not in self.outcast and np.isfinite(value) and np.all(np.isfinite(said.slope)):
                 heard[site] = said
                 self.times[site] = self.times.get(site, 0) + 1
@@ -211,10 +213,10 @@ class SecantsState(RuleState):
 
     def _others(self, proposal: Proposal, heard: Mapping[int, Said]) -> Naturals:
         """The prior, with the factors of all sites that have no say, and the last messages of those that had one."""
-        prior = Naturals.of(proposal.prior, 1)
+        prior = self.chart.naturals(proposal.prior, 1)
         silent = [site for site in range(self.sites) if site not in self.said and not self._is_dropped(proposal, site)]
         if silent and proposal.held is not None:
-            prior = prior + Naturals.of(proposal.held(silent).product_of_rows(), 1)
+            prior = prior + self.chart.naturals(proposal.held(silent).product_of_rows(), 1)
         for site, said in self.said.items():
             if site not in heard:
                 prior = prior + Naturals(said.shift[None], said.precision[None])
@@ -247,15 +249,15 @@ class SecantsState(RuleState):
         self.returns = 0
         known = self.models.get(None)
         if known is None:
-            model = Model(self.settings.memory, place, free_energy, slope, curvature, scaled=True)
+            model = self.chart.model(self.settings.memory, place, free_energy, slope, curvature, scaled=True)
         else:
             model = known.moved(place, free_energy, slope, curvature)
         self.models = {None: model}
-        way = highest([model], place, 0 * place, 0 * place)
+        way = self.chart.highest([model], place, 0 * slope, 0 * curvature)
         # One secant says how curved one way is: the next is gone half.
-        share = min(0.5 if len(model.ways) == 1 else 1.0, share_of_changes(way))
-        share = min(share, share_within(LEAP * self.gone, way, place))
-        self.gone = max(SLIGHT, share**2 * nats(way, place))
+        share = min(0.5 if len(model.ways) == 1 else 1.0, self.chart.share_of_changes(way, place))
+        share = min(share, self.chart.share_within(LEAP * self.gone, way, place))
+        self.gone = max(SLIGHT, share**2 * self.chart.nats(way, place))
         self.step = Step(place, free_energy, dict(heard), way, float(slope @ way), share)
         return place + share * way, share
 
@@ -263,7 +265,7 @@ class SecantsState(RuleState):
         """Where sites have answered together, with the free energy there, its slope and a curvature."""
         everybody = list(heard.values())
         place, curvature = everybody[0].place, np.sum([said.curvature for said in everybody], axis=0)
-        own_value, own_slope, own_curvature = of_prior(self._others(proposal, heard), place, curvature)
+        own_value, own_slope, own_curvature = self.chart.of_prior(self._others(proposal, heard), place, curvature)
         slope = np.sum([own_slope, *(said.slope for said in everybody)], axis=0)
         return place, own_value + sum(said.value for said in everybody), slope, curvature + own_curvature
 
@@ -294,7 +296,7 @@ class SecantsState(RuleState):
         for site, said in self.said.items():
             known = self.models.get(site)
             if known is None:
-                self.models[site] = Model(memory, said.place, said.value, said.slope, said.curvature)
+                self.models[site] = self.chart.model(memory, said.place, said.value, said.slope, said.curvature)
             elif site in heard:
                 self._judge(site, known, said, self.promised - self.promised_by.get(site, 0.0))
                 self.models[site] = known.moved(said.place, said.value, said.slope, said.curvature)
@@ -305,24 +307,25 @@ class SecantsState(RuleState):
                 self._cast_out(proposal, site)
         models = list(self.models.values())
         total: np.ndarray = np.sum([said.curvature for said in self.said.values()], axis=0)
-        _, own_slope, own_curvature = of_prior(self._others(proposal, self.said), here, total)
-        way = highest(models, here, own_slope, own_curvature)
-        # As many folds as it takes to hear of everybody may go as far as models may be followed.
-        most = len(heard) / len(self.said) * share_within(self.reach, way, here)
-        share = min(share_of_changes(way), most)
-        slopes = [model.slope - model.curved(here - model.place) for model in models]
+        _, own_slope, own_curvature = self.chart.of_prior(self._others(proposal, self.said), here, total)
+        way = self.chart.highest(models, here, own_slope, own_curvature)
+        # As many answers as it takes to hear of everybody may lead as far as models may be followed.
+        most = min(1.0, self.waiting / len(self.said)) * self.chart.share_within(self.reach, way, here)
+        share = min(self.chart.share_of_changes(way, here), most)
+        slopes = [model.slope_at(here) for model in models]
         # Along a way to the highest place of a parabola.
         self.promised += share * (1 - 0.5 * share) * float(np.sum([own_slope, *slopes], axis=0) @ way)
+        self.waiting = 0
         return here + share * way
 
-    def _judge(self, site: int, model: Model, said: Said, promised: float) -> None:
+    def _judge(self, site: int, model: SiteModel, said: Said, promised: float) -> None:
         """Follow models further, or less far, by how well this one has predicted its site's value.
 
         What counts is how much of what all models promised on the way, a site's own part of it, was lost. Where one
         site alone loses much of what all have promised, again and again, it is not the steps that are too long.
         """
         short, quadratic = model.shortfall(said.place, said.value)
-        length = max(nats(said.place - model.place, said.place), TINY)
+        length = max(self.chart.nats(said.place - model.place, said.place), TINY)
         most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
         if short > FAILED * max(promised, quadratic) + SLIGHT:
             before = self.losses.get(site)
@@ -340,7 +343,7 @@ class SecantsState(RuleState):
         self,
         proposal: Proposal,
         factors: Naturals,
-        location: np.ndarray,
+        place: np.ndarray,
         precision: np.ndarray | None,
         wanted: float,
     ) -> Proposal:
@@ -349,34 +352,32 @@ class SecantsState(RuleState):
         Precisions go no further than messages say, so that every cavity stays proper; None goes all the way. Factors of
         sites that have no say become flat; but what could not be taken of them is left for later rules to judge.
         """
-        now, sites = Naturals.of(proposal.posterior, 1), proposal.sites
+        chart, sites = self.chart, proposal.sites
+        now = chart.naturals(proposal.posterior, 1)
         dropped = np.array([self._is_dropped(proposal, site) for site in sites])
         heard = np.array([site in self.said for site in sites])
-        zeros = np.zeros_like(now.shift[0])
         said = [self.said.get(site) for site in sites]
         targets = Naturals(
-            np.stack([zeros if one is None else one.shift for one in said]),
-            np.stack([zeros if one is None else one.precision for one in said]),
+            np.stack([0 * now.shift[0] if one is None else one.shift for one in said]),
+            np.stack([0 * now.precision[0] if one is None else one.precision for one in said]),
         )
         change = (targets - factors).where(heard)
         gone = factors.where(dropped)
         if precision is not None:
             kept = now.precision[0] - gone.precision.sum(axis=0)
-            shares = shares_of(precision - kept, change.precision.sum(axis=0), now.precision[0])
+            shares = chart.shares_of(precision - kept, change.precision.sum(axis=0), now.precision[0])
             change = Naturals(shares * change.shift, shares * change.precision)
         change = change - gone
         end = now.precision[0] + change.precision.sum(axis=0)
-        rest = end * location - now.shift[0] - change.shift.sum(axis=0)
-        change = change + Naturals.of(proposal.changes, len(sites)).where(~(heard | dropped))
-        changes = proposal.changes.as_mean_field("damping: Secants")
-        kind = changes.dtype
+        rest = chart.times(end, place[: len(now.shift[0])]) - now.shift[0] - change.shift.sum(axis=0)
+        change = change + chart.naturals(proposal.changes, len(sites)).where(~(heard | dropped))
         spread = None
         if set(self.said) <= set(sites):
             change = Naturals(change.shift + heard[:, None] * rest / len(self.said), change.precision)
         else:
-            one = changes.take_rows([0])
-            spread = one.with_naturals(rest[None].astype(kind), np.zeros((1, len(rest)), kind)).row(0)
-        changes = changes.with_naturals(change.shift.astype(kind), change.precision.astype(kind))
+            one = proposal.changes.take_rows([0])
+            spread = chart.with_naturals(one, Naturals(rest[None], 0 * now.precision)).row(0)
+        changes = chart.with_naturals(proposal.changes, change)
         everybody, leaving = frozenset(self.said), frozenset(sites) - frozenset(self.said)
         return replace(proposal, changes=changes, wanted=wanted, rest=spread, sharing=everybody, leaving=leaving)
 
