@@ -26,9 +26,9 @@ from partita.site.worker import load_shard
 SITES, WITHIN = 10, 0.1
 SCHEDULES = {
     "synchronous": pt.schedules.Synchronous(rounds=100),
-    "sequential": pt.schedules.Sequential(passes=40),
-    "random order": pt.schedules.RandomOrder(passes=40),
-    "asynchronous": pt.schedules.Asynchronous(updates=60 * SITES),
+    "sequential": pt.schedules.Sequential(passes=60),
+    "random order": pt.schedules.RandomOrder(passes=60),
+    "asynchronous": pt.schedules.Asynchronous(updates=100 * SITES),
 }
 PARTITIONS = ("iid", "by-label", "dirichlet")
 DAMPING = {"1/M": "1/M", "shares": pt.rules.Auto(), "default": "auto"}

@@ -7,8 +7,9 @@ from scipy.optimize import minimize
 
 import partita as pt
 from partita.errors import InputError, MissingCapability
-from partita.families import Family, MeanField
+from partita.families import Family, Gaussian, MeanField
 from partita.server.ledger import Ledger
+from partita.server.rules.charts import Diagonal, Whole
 from partita.server.rules.quadratics import Model, highest
 from partita.wire.tasks import Update
 
@@ -182,4 +183,70 @@ def test_where_there_is_nothing_to_learn_secants_from_they_are_refused(by_label,
 
 def test_other_families_say_what_they_lack(by_label):
     with pytest.raises(MissingCapability, match="mean-field"):
-        pt.fit(pt.models.LogisticRegression(features=FEATURES), by_label, damping="secants")
+        pt.fit(pt.models.LinearRegression(features=FEATURES, noise=None), by_label, damping="secants")
+
+
+def full(how="by-label", rows=300):
+    """A Poisson regression with a full covariance, whose curvature grows a hundredfold on the way, and its sites."""
+    X, _ = correlated(rows=rows)
+    y = np.random.default_rng(2).poisson(np.exp(np.clip(X @ np.linspace(-1, 1, FEATURES), -6, 4))).astype(float)
+    return pt.models.PoissonRegression(features=FEATURES), pt.datasets.split((X, y), sites=4, how=how)
+
+
+@pytest.mark.parametrize("how", ["iid", "by-label"])
+def test_where_nobody_waits_full_covariances_are_there_in_ten_rounds(how):
+    model, shards = full(how)
+    # Local problems that are solved, in rounds: another solver, and another rule.
+    rounds = pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=60))
+    result = pt.fit(model, shards, schedule=pt.schedules.Asynchronous(updates=40))
+    assert float(result.posterior.kl(rounds.posterior)) < 1e-3
+
+
+def test_factors_of_full_covariances_are_what_sites_say_in_the_end():
+    model, shards = full()
+    rounds = pt.fit(model, shards, schedule=pt.schedules.Synchronous(rounds=60))
+    result = pt.fit(model, shards, schedule=pt.schedules.Asynchronous(updates=120))
+    for mine, other in zip(result.factors, rounds.factors, strict=True):
+        assert np.allclose(mine.precision, other.precision, atol=1e-4 * np.max(rounds.posterior.precision))
+
+
+@pytest.mark.parametrize("chart", [Diagonal(), Whole()], ids=["diagonal", "whole"])
+def test_slopes_are_those_of_expected_messages(chart):
+    """By finite differences of E_q[log t] and of -KL(q ‖ p), along a way of locations and precisions."""
+    size, rng = 3, np.random.default_rng(0)
+    family = MeanField if isinstance(chart, Diagonal) else Gaussian
+    root = rng.normal(size=(2, size, size))
+    matrices = root @ root.transpose(0, 2, 1) + np.eye(size)
+    precisions = [np.diag(matrix) if family is MeanField else matrix for matrix in matrices]
+    density, message = (family(rng.normal(size=size), precision) for precision in precisions)
+    prior = family(rng.normal(size=size), precisions[0] * 0 + np.eye(size) if family is Gaussian else np.ones(size))
+    place = chart.place(density)
+    way = chart.place(message) - place
+
+    def at(share):
+        there = place + share * way
+        precision = chart.precision(there)
+        return family(chart.times(precision, there[:size]), precision)
+
+    naturals = chart.naturals(message, 1)
+    said = chart.hear(place, 0.0, naturals.shift[0], naturals.precision[0])
+    _, slope, _ = chart.of_prior(chart.naturals(prior, 1), place, said.curvature)
+    ahead, behind = at(1e-5), at(-1e-5)
+    of_message = float(ahead.expected_log(message)) - float(behind.expected_log(message))
+    of_prior = float(behind.kl(prior)) - float(ahead.kl(prior))
+    assert said.slope @ way == pytest.approx(of_message / 2e-5, rel=1e-6)
+    assert slope @ way == pytest.approx(of_prior / 2e-5, rel=1e-6)
+
+
+def test_a_whole_model_falls_short_by_what_a_site_has_lost():
+    """A message says of every density what its mean parameters say: nothing is short where that is the value."""
+    rng = np.random.default_rng(1)
+    root = rng.normal(size=(3, 4, 4))
+    first, second, message = (
+        Gaussian(rng.normal(size=4), matrix) for matrix in root @ root.transpose(0, 2, 1) + np.eye(4)
+    )
+    chart = Whole()
+    said = chart.hear(chart.place(first), 1.0, message.precision_times_location, message.precision)
+    model = chart.model(0, said.place, said.value, said.slope, said.curvature)
+    value = 1.0 + float(second.expected_log(message)) - float(first.expected_log(message))
+    assert model.shortfall(chart.place(second), value - 0.5)[0] == pytest.approx(0.5)

@@ -20,6 +20,9 @@ from partita.server.rules.quadratics import TINY, Model, highest
 SHORTEST, LONGEST = 0.1, 0.5
 # A precision changes at most by this factor in one fold, as a logarithm.
 LARGEST_CHANGE = 1.5
+# By this part of itself a precision may miss what is asked for, so that factors become what their sites say even where
+# the product of all is as it should be.
+LEEWAY = 0.02
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,8 @@ class Diagonal(Chart):
 
     def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray) -> np.ndarray:
         nothing = np.abs(offered) <= 1e-9 * size
-        shares: np.ndarray = np.where(nothing, 1.0, np.clip(asked / np.where(nothing, 1.0, offered), 0.0, 1.0))
+        some = np.where(nothing, 1.0, offered)
+        shares: np.ndarray = np.where(nothing, 1.0, np.clip(asked / some + LEEWAY * size / np.abs(some), 0.0, 1.0))
         return shares
 
     def times(self, precision: np.ndarray, location: np.ndarray) -> np.ndarray:
@@ -326,7 +330,10 @@ class Whole(Chart):
     def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray) -> float:
         wanted, given = np.linalg.solve(size, asked), np.linalg.solve(size, offered)
         squared = float(np.sum(given * given.T))
-        return float(np.clip(np.sum(wanted * given.T) / squared, 0.0, 1.0)) if squared > 1e-18 * len(size) else 1.0
+        if squared <= 1e-18 * len(size):
+            return 1.0
+        leeway = LEEWAY * np.sqrt(len(size) / squared)
+        return float(np.clip(np.sum(wanted * given.T) / squared + leeway, 0.0, 1.0))
 
     def times(self, precision: np.ndarray, location: np.ndarray) -> np.ndarray:
         product: np.ndarray = precision @ location
