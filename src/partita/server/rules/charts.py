@@ -58,7 +58,9 @@ class Step:
 class SiteModel(Protocol):
     """What a site's expected log likelihood, or everybody's, may be around a place."""
 
-    place: np.ndarray
+    @property
+    def place(self) -> np.ndarray:
+        """Where it is exact."""
 
     @property
     def ways(self) -> Sequence[np.ndarray]:
@@ -119,9 +121,7 @@ class Chart(ABC):
         """-KL(q ‖ prior) up to a constant, with its slope and a curvature; `curvature` is that of all messages."""
 
     @abstractmethod
-    def highest(
-        self, models: Sequence[Any], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray
-    ) -> np.ndarray:
+    def highest(self, models: Sequence[Any], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
         """The way from a place to where models, and what has this slope and curvature there, are highest together."""
 
     @abstractmethod
@@ -195,9 +195,7 @@ class Diagonal(Chart):
         own = np.maximum(known, -0.999 * of_locations)
         return value, slope, np.concatenate([own, np.maximum(0.5 * known * variance, 0.5 - of_precisions)])
 
-    def highest(
-        self, models: Sequence[Any], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray
-    ) -> np.ndarray:
+    def highest(self, models: Sequence[Any], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
         return highest(models, place, slope, curvature)
 
     def nats(self, way: np.ndarray, place: np.ndarray) -> float:
@@ -301,9 +299,7 @@ class Whole(Chart):
         of_precision = 0.5 * (covariance @ known @ covariance - covariance).ravel()
         return value, np.concatenate([shift - known @ location, of_precision]), known
 
-    def highest(
-        self, models: Sequence[Any], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray
-    ) -> np.ndarray:
+    def highest(self, models: Sequence[Any], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
         now = self.precision(place)
         size = len(now)
         total = np.asarray(slope)[:size] + sum(model.slope_at(place)[:size] for model in models)

@@ -1,13 +1,14 @@
 """Where sites' quadratic models lead together, with curvature that is learnt from how their messages change.
 
-A message at a density says what a site's expected log likelihood is there, its slope, and a diagonal curvature. That is
-a quadratic model, and prior × ∏ messages is where all models together are highest. Where parameters are correlated, a
-diagonal is a poor curvature. What it leaves out shows in how a site's slope has changed between two messages (a
-secant), so every site's model learns from its own secants (L-BFGS in compact form; Byrd, Nocedal and Schnabel, 1994),
-and the posterior moves to where the sum of all models leads (partitioned quasi-Newton updates, Griewank and Toint,
-1982; incremental ones, Mokhtari, Eisen and Ribeiro, 2018). Where all sites answer at one density, one model of them all
-is enough, and the free energy there is known exactly: a step that makes it fall is shortened. Where they do not, how
-far a model may be followed is learnt from how well models have predicted what their sites said next.
+A message at a density says what a site's expected log likelihood is there, its slope, and a curvature. That is a
+quadratic model, and prior × ∏ messages is where all models together are highest. With a full covariance the curvature
+is whole; with a mean-field one it is a diagonal, and a poor one where parameters are correlated. What it leaves out
+shows in how a site's slope has changed between two messages (a secant), so every site's model learns from its own
+secants (L-BFGS in compact form; Byrd, Nocedal and Schnabel, 1994), and the posterior moves to where the sum of all
+models leads (partitioned quasi-Newton updates, Griewank and Toint, 1982; incremental ones, Mokhtari, Eisen and Ribeiro,
+2018). Where all sites answer at one density, one model of them all is enough, and the free energy there is known
+exactly: a step that makes it fall is shortened. Where they do not, how far a model may be followed is learnt from how
+well models have predicted what their sites said next.
 """
 
 from collections.abc import Mapping
