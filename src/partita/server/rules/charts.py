@@ -20,9 +20,6 @@ from partita.server.rules.quadratics import TINY, Model, highest
 SHORTEST, LONGEST = 0.1, 0.5
 # A precision changes at most by this factor in one fold, as a logarithm.
 LARGEST_CHANGE = 1.5
-# By this part of itself a precision may miss what is asked for, so that factors become what their sites say even where
-# the product of all is as it should be.
-LEEWAY = 0.02
 
 
 @dataclass(frozen=True)
@@ -133,8 +130,11 @@ class Chart(ABC):
         """The share of a way on which no precision changes too much."""
 
     @abstractmethod
-    def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray) -> Any:
-        """The share, or the shares, from 0 to 1, of offered precisions that come nearest to what is asked for."""
+    def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray, leeway: float) -> Any:
+        """The largest share, or shares, up to 1, of offered precisions with which what is asked for is hardly missed.
+
+        That is by at most `leeway` times `size`.
+        """
 
     @abstractmethod
     def times(self, precision: np.ndarray, location: np.ndarray) -> np.ndarray:
@@ -206,10 +206,10 @@ class Diagonal(Chart):
         largest = float(np.max(np.abs(way[len(way) // 2 :])))
         return min(1.0, LARGEST_CHANGE / max(TINY, largest))
 
-    def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray) -> np.ndarray:
+    def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray, leeway: float) -> np.ndarray:
         nothing = np.abs(offered) <= 1e-9 * size
         some = np.where(nothing, 1.0, offered)
-        shares: np.ndarray = np.where(nothing, 1.0, np.clip(asked / some + LEEWAY * size / np.abs(some), 0.0, 1.0))
+        shares: np.ndarray = np.where(nothing, 1.0, np.clip(asked / some + leeway * size / np.abs(some), 0.0, 1.0))
         return shares
 
     def times(self, precision: np.ndarray, location: np.ndarray) -> np.ndarray:
@@ -323,13 +323,13 @@ class Whole(Chart):
         up, down = np.expm1(LARGEST_CHANGE), -np.expm1(-LARGEST_CHANGE)
         return float(min(1.0, up / max(TINY, changes[-1]), down / max(TINY, -changes[0])))
 
-    def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray) -> float:
+    def shares_of(self, asked: np.ndarray, offered: np.ndarray, size: np.ndarray, leeway: float) -> float:
         wanted, given = np.linalg.solve(size, asked), np.linalg.solve(size, offered)
         squared = float(np.sum(given * given.T))
         if squared <= 1e-18 * len(size):
             return 1.0
-        leeway = LEEWAY * np.sqrt(len(size) / squared)
-        return float(np.clip(np.sum(wanted * given.T) / squared + leeway, 0.0, 1.0))
+        more = leeway * np.sqrt(len(size) / squared)
+        return float(np.clip(np.sum(wanted * given.T) / squared + more, 0.0, 1.0))
 
     def times(self, precision: np.ndarray, location: np.ndarray) -> np.ndarray:
         product: np.ndarray = precision @ location

@@ -43,6 +43,9 @@ PATIENCE = 3
 MOST_LOSSES, STEEPER, SHORTER = 3, 3.0, 16.0
 # How many times as far as the last step the next may go, in nats.
 LEAP = 16.0
+# By this part of itself a precision may miss what models ask for where sites do not answer together, so that factors
+# become what their sites say even where the product of all is as it should be.
+LEEWAY = 0.01
 # How a share of a site grows and shrinks that was to blame for a fall.
 SHRINK, REGROW = 0.5, 1.1
 
@@ -126,6 +129,8 @@ class SecantsState(RuleState):
     # How many nats models have promised in all, and had when each site was heard last.
     promised: float = 0.0
     promised_by: dict[int, float] = field(default_factory=dict)
+    # By how much each site's value was short of its model's, last.
+    short: dict[int, float] = field(default_factory=dict)
     step: Step | None = None
     returns: int = 0
     # How many have answered since locations moved last.
@@ -191,9 +196,9 @@ class SecantsState(RuleState):
             here = chart.place(proposal.posterior)
         if together:
             place, wanted = self._move_together(proposal, heard, seen)
-        else:
-            place, wanted = self._move(proposal, heard, here, seen), 1.0
-        return self._spread(proposal, factors, place, chart.precision(place), wanted)
+            return self._spread(proposal, factors, place, chart.precision(place), wanted)
+        place = self._move(proposal, heard, here, seen)
+        return self._spread(proposal, factors, place, chart.precision(place), 1.0, LEEWAY)
 
     def _hear(self, proposal: Proposal, messages: Naturals) -> dict[int, Said]:
         """What sites say, of those whose word can be taken."""
@@ -334,10 +339,12 @@ class SecantsState(RuleState):
             self.reach *= LESS if before is not None else 1.0
         else:
             self.losses.pop(site, None)
-        if short <= HELD * most + SLIGHT and self.losses.keys().isdisjoint(self.said):
+        self.short[site] = short
+        everybody = sum(self.short.get(other, 0.0) for other in self.said)
+        if (short <= HELD * most + SLIGHT or everybody <= HELD * promised) and self.losses.keys().isdisjoint(self.said):
             growth = MUCH_FURTHER if abs(short) <= EXACT * most + SLIGHT else FURTHER
             self.reach = min(self.reach * growth**part, max(self.reach, AHEAD * length))
-        elif short > FAILED * most:
+        elif short > FAILED * most and everybody > FAILED * promised:
             self.reach = min(self.reach * LESS**part, max(length, self.reach * LESS))
 
     def _spread(
@@ -347,6 +354,7 @@ class SecantsState(RuleState):
         place: np.ndarray,
         precision: np.ndarray | None,
         wanted: float,
+        leeway: float = 0.0,
     ) -> Proposal:
         """The changes that lead the posterior there: factors go towards messages, and all share what is left alike.
 
@@ -366,7 +374,7 @@ class SecantsState(RuleState):
         gone = factors.where(dropped)
         if precision is not None:
             kept = now.precision[0] - gone.precision.sum(axis=0)
-            shares = chart.shares_of(precision - kept, change.precision.sum(axis=0), now.precision[0])
+            shares = chart.shares_of(precision - kept, change.precision.sum(axis=0), now.precision[0], leeway)
             change = Naturals(shares * change.shift, shares * change.precision)
         change = change - gone
         end = now.precision[0] + change.precision.sum(axis=0)
