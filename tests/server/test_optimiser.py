@@ -64,6 +64,18 @@ def test_a_place_is_known_by_the_updates_since():
     assert [places.number_at(staleness) for staleness in (0, 2, 3, 4, 6, 9, 12)] == [3, 3, 3, 2, 2, 1, 0]
 
 
+def test_what_was_sent_is_current_once_all_have_answered_from_where_locations_are():
+    places = Places(2)
+    places.begin(np.zeros(2))
+    for site in (0, 1):
+        assert not places.is_current
+        places.hear(site, 0, np.zeros(2), np.ones(2))
+    assert places.is_current
+    places.begin(np.ones(2))
+    places.hear(0, 1, np.ones(2), np.ones(2))
+    assert not places.is_current
+
+
 def test_places_that_nobody_answers_from_are_given_up():
     places = Places(2)
     for number in range(3 * MOST_OPEN):
@@ -200,23 +212,40 @@ LINEAR = Network([3, 1], likelihood="gaussian", noise=NOISE, prior_scale=0.3)
 SCHEDULES = {"synchronous": Synchronous(rounds=150), "asynchronous": Asynchronous(updates=450)}
 
 
+def shards() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Sites that see different inputs."""
+    X, y = regression()
+    order = np.argsort(X[:, 0])
+    return [(X[part], y[part]) for part in np.split(order, [100, 300])]
+
+
 @cache
 def linear(schedule: str) -> pt.Result:
+    return pt.fit(LINEAR, shards(), schedule=SCHEDULES[schedule], damping=Optimiser(precision_rate=0.05, trust=1.0))
+
+
+def exact() -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the posterior, and the diagonal of its precision."""
     X, y = regression()
-    order = np.argsort(X[:, 0])  # sites that see different inputs
-    shards = [(X[part], y[part]) for part in np.split(order, [100, 300])]
-    return pt.fit(LINEAR, shards, schedule=SCHEDULES[schedule], damping=Optimiser(precision_rate=0.05, trust=1.0))
+    A = np.column_stack([X, np.ones(len(X))]).astype(float)
+    P = np.eye(4) / 0.3**2 + A.T @ A / NOISE**2
+    return np.linalg.solve(P, A.T @ y / NOISE**2), np.diag(P)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_exact_mean_field_optimum_is_reached(schedule):
-    X, y = regression()
-    A = np.column_stack([X, np.ones(len(X))]).astype(float)
-    P = np.eye(4) / 0.3**2 + A.T @ A / NOISE**2
-    location = np.linalg.solve(P, A.T @ y / NOISE**2)
+    location, precision = exact()
     q = linear(schedule).posterior
-    assert_allclose(flat(q.precision), np.diag(P), rtol=0.15)
-    assert np.all(np.abs(flat(q.location) - location) < 0.4 / np.sqrt(np.diag(P)))
+    assert_allclose(flat(q.precision), precision, rtol=0.15)
+    assert np.all(np.abs(flat(q.location) - location) < 0.4 / np.sqrt(precision))
+
+
+def test_a_site_that_is_ten_times_as_slow_is_neither_waited_for_nor_forgotten():
+    location, precision = exact()
+    schedule, engine = Asynchronous(updates=1000), pt.engines.InProcess(speeds=[1.0, 1.0, 0.1])
+    settings = Optimiser(precision_rate=0.05, trust=1.0)
+    q = pt.fit(LINEAR, shards(), schedule=schedule, damping=settings, engine=engine).posterior
+    assert np.all(np.abs(flat(q.location) - location) < 0.4 / np.sqrt(precision))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

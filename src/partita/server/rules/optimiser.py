@@ -12,6 +12,8 @@ from partita.server.rules.base import FreeEnergy, Proposal, RuleState, Setup
 from partita.server.rules.places import Places
 from partita.server.rules.preconditioning import Metric, Preconditioner
 
+# After so many reports per site, locations move though some sites have not been heard from where they are.
+PATIENCE = 3
 # How many moves count as recent.
 RECENT = 5
 # Moves may grow from this share of the first one, however small they have become.
@@ -32,9 +34,11 @@ class Optimiser:
     and gradients of earlier rounds what the diagonal leaves out, in a metric that knows which inputs and which units go
     together (`Preconditioner`). Precisions take `precision_rate` of what is proposed.
 
-    Where only some sites report at a time, locations move once for as many reports as there are sites, and the others'
-    latest gradients stand for them: sites that take turns then send gradients from one place, as in a round, and their
-    changes are pairs that fit.
+    Where only some sites report at a time, locations move once all have reported from where they are: sites that take
+    turns then send gradients from one place, as in a round, and their changes are pairs that fit. Where nobody waits,
+    that takes two rounds; gradients that are a move old would need steps half as long, and now and then send them
+    astray. Sites that stay away are waited for as long as it takes the others to report three times each; their latest
+    gradients stand for them then.
 
     Args:
         memory: how many earlier moves the quasi-Newton step knows.
@@ -205,8 +209,10 @@ class OptimiserState(RuleState):
         self.preconditioner.learn(gradient)
 
     def _move(self, proposal: Proposal, location: np.ndarray, precision: np.ndarray) -> np.ndarray:
-        """Where the locations go: nowhere, as long as there were fewer reports than sites since they last moved."""
-        if self.reports < self.places.sites or self.preconditioner is None:
+        """Where the locations go: nowhere, as long as sites may still answer from where they are."""
+        is_current = self.places.is_current
+        enough = self.places.sites if is_current else PATIENCE * self.places.sites
+        if self.reports < enough or self.preconditioner is None:
             return np.zeros_like(location)
         self.reports = 0
         kind = precision.dtype.type
@@ -218,8 +224,8 @@ class OptimiserState(RuleState):
             step = kind(self.settings.first_step) * metric(total[None])[0]
         divergence = 0.5 * _dot(step, step * precision)
         within = np.sqrt(self._reach(step, precision) / max(divergence, np.finfo(kind).tiny))
-        # A whole Newton step on gradients that are a round old would oscillate.
-        share = min(self.gain / (1 + proposal.staleness / self.places.sites), within)
+        # A whole Newton step on gradients that are from elsewhere would oscillate.
+        share = min(self.gain if is_current else 0.5 * self.gain, within)
         move: np.ndarray = kind(share) * step
         self.lengths.append(share**2 * divergence)
         self.places.begin(location + move)

@@ -48,6 +48,11 @@ class Places:
         """Whether every site has sent a gradient."""
         return len(self.latest) == self.sites
 
+    @property
+    def is_current(self) -> bool:
+        """Whether what every site sent last is from where locations are now."""
+        return self.is_complete and all(sent.number == len(self.began) - 1 for sent in self.latest.values())
+
     def begin(self, location: np.ndarray) -> None:
         """Locations are elsewhere from now on."""
         self.open[len(self.began)] = Place(location, np.zeros_like(location))
