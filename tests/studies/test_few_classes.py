@@ -50,3 +50,27 @@ def test_the_studies_tell_what_they_find():
     assert names == [f"seed 0, {part}" for part in ("round 1", "round 2", "at the end", *THREE, "at the end")]
     with pytest.raises(InputError, match="--schedule"):
         run_one_class(said.append, schedule="sequential", quick=True)
+
+
+def test_data_of_ones_own_are_read_from_a_file(tmp_path):
+    generator = np.random.default_rng(0)
+    X, y = generator.normal(size=(60, 3)), np.arange(60) % 3
+    path = tmp_path / "own.npz"
+    np.savez(path, X=X, y=y, X_test=X, y_test=y)
+    said: list[str] = []
+    run_one_class(said.append, rounds=2, seeds=1, table=path)
+    assert "seed 0, at the end" in said[-1]
+
+
+@pytest.mark.parametrize("wrong", [{"y": np.zeros(60)}, {"y_test": np.zeros(5, int)}, {"X": np.zeros(60)}, {"y": None}])
+def test_other_files_are_refused(tmp_path, wrong):
+    arrays = {"X": np.zeros((60, 3)), "y": np.zeros(60, int), "X_test": np.zeros((6, 3)), "y_test": np.zeros(6, int)}
+    path = tmp_path / "own.npz"
+    np.savez(path, **{name: array for name, array in {**arrays, **wrong}.items() if array is not None})
+    with pytest.raises(InputError, match="own.npz"):
+        run_one_class(print, table=path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="nowhere.npz"):
+        run_one_class(print, table=tmp_path / "nowhere.npz")

@@ -6,6 +6,7 @@ hundred sites of two classes each, as in the experiments of Swaroop, Khan and Do
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -78,9 +79,11 @@ def run_one_class(
     quick: Quick = False,
     validate: Validate = False,
     folder: Folder = None,
+    table: Annotated[Path | None, Option(help="Other data: an .npz file with X, y, X_test and y_test.")] = None,
 ) -> None:
     check_one_of("--", SCHEDULES, schedule=schedule)
-    images = Images.load("digits" if quick else "mnist", folder, validate=validate)
+    name = "digits" if quick else "mnist"
+    images = Images.load(name, folder, validate=validate) if table is None else Images.read(table)
     sites = int(images.train[1].max()) + 1
     plan = Synchronous(rounds) if schedule == "synchronous" else Asynchronous(rounds * sites)
     for seed in range(seeds):

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import optax
 
 from partita import datasets
+from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.plain import Row
 from partita.metrics import classification
@@ -41,6 +43,20 @@ class Images:
             test = (train[0][held_out], train[1][held_out])
         order = order[:rows]
         return cls((train[0][order], train[1][order]), test)
+
+    @classmethod
+    def read(cls, path: Path) -> "Images":
+        """Data of one's own, from an .npz file with `X`, `y`, `X_test` and `y_test`; classes are 0, 1, …"""
+        names = ("X", "y", "X_test", "y_test")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                X, y, X_test, y_test = (file[name] for name in names)
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise InputError(f"{path}: expected an .npz file with {', '.join(names)} ({error})") from None
+        for rows, labels in ((X, y), (X_test, y_test)):
+            if rows.ndim != 2 or labels.shape != rows.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
+                raise InputError(f"{path}: expected a table of rows, and a class 0, 1, … for each")
+        return cls((X.astype(np.float32), y.astype(int)), (X_test.astype(np.float32), y_test.astype(int)))
 
     def score(self, model: Network, posterior: Family) -> Row:
         """Error, negative log likelihood and calibration error on the test images, from 32 draws of the weights."""
