@@ -146,9 +146,7 @@ class Settings:
                 raise InputError(f"{name}: {reason}, which damping by secants cannot do with")
             return damping, solver
         is_open = damping == "auto" and self.solver is None
-        # Where a covariance is full, sites that solve local problems are as fast, unless what they solve is long past.
-        fits = prior.is_mean_field or (prior.is_full and not schedule.waits)
-        if is_open and fits and not self._obstacles(expectation, Message(), schedule):
+        if is_open and prior.is_mean_field and not self._obstacles(expectation, Message(), schedule):
             return Secants(), Message()
         one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
         return Optimiser() if damping == "auto" and one_message else as_damping(damping), solver

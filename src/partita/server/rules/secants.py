@@ -33,9 +33,10 @@ MOST_RETURNS = 8
 # A model has held where a site's value is short of it by at most this part of what was promised, and has not where by
 # more than that. A shortfall of `SLIGHT` nats does not matter.
 HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
-# How much further, or less far, models are followed after as many answers as there are sites, the first where they are
-# short by no more than `EXACT` of what was promised; and no further than so many times the ways that were gone.
-MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 4.0, 2.0, 0.25, 4.0, 0.01
+# How much further, or less far, models are followed after as many answers as there are sites; the first is the most,
+# where the worst of them was short by nothing, and the second the least, where by `EXACT` of what was promised or more.
+# `AHEAD`: so many times the ways that were gone is never too far.
+MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 16.0, 2.0, 0.25, 4.0, 0.05
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
 # So often in a row a site has to lose much of what all models promised, and so much more steeply on a way that is so
@@ -131,6 +132,8 @@ class SecantsState(RuleState):
     promised_by: dict[int, float] = field(default_factory=dict)
     # By how much each site's value was short of its model's, last.
     short: dict[int, float] = field(default_factory=dict)
+    # The same as a part of what was promised.
+    inexact: dict[int, float] = field(default_factory=dict)
     step: Step | None = None
     returns: int = 0
     # How many have answered since locations moved last.
@@ -339,11 +342,12 @@ class SecantsState(RuleState):
             self.reach *= LESS if before is not None else 1.0
         else:
             self.losses.pop(site, None)
-        self.short[site] = short
+        self.short[site], self.inexact[site] = short, abs(short) / max(most, TINY)
         everybody = sum(self.short.get(other, 0.0) for other in self.said)
         if (short <= HELD * most + SLIGHT or everybody <= HELD * promised) and self.losses.keys().isdisjoint(self.said):
-            growth = MUCH_FURTHER if abs(short) <= EXACT * most + SLIGHT else FURTHER
-            self.reach = min(self.reach * growth**part, max(self.reach, AHEAD * length))
+            worst = max(self.inexact.get(other, 1.0) for other in self.said)
+            growth = float(np.clip(EXACT / max(worst, TINY), FURTHER, MUCH_FURTHER))
+            self.reach = min(self.reach * growth**part, max(self.reach, growth * length, AHEAD * length))
         elif short > FAILED * most and everybody > FAILED * promised:
             self.reach = min(self.reach * LESS**part, max(length, self.reach * LESS))
 
