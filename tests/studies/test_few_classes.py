@@ -56,7 +56,9 @@ def test_data_of_ones_own_are_read_from_a_file(tmp_path):
     generator = np.random.default_rng(0)
     X, y = generator.normal(size=(60, 3)), np.arange(60) % 3
     path = tmp_path / "own.npz"
-    np.savez(path, X=X, y=y, X_test=X, y_test=y)
+    np.savez(path, y_test=y[:6], X_test=X[:6], y=y, X=X)
+    assert_allclose(Images.read(path).train[0], X, rtol=1e-6)
+    assert len(Images.read(path, validate=True).test[1]) == 10
     said: list[str] = []
     run_one_class(said.append, rounds=2, seeds=1, table=path)
     assert "seed 0, at the end" in said[-1]

@@ -2,16 +2,15 @@
 
 import hashlib
 import urllib.request
-import zipfile
-import zlib
 from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 
+from partita.datasets.npz import read_arrays
 from partita.datasets.places import Data, Folder, Split, cache_folder, find_file
 from partita.errors import InputError
-from partita.foundation.files import check_size, replace_file
+from partita.foundation.files import replace_file
 
 FILE = "mnist.npz"
 SOURCE = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
@@ -25,20 +24,7 @@ ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 def read_mnist(folder: Folder = None) -> Split:
     """Training and test part as (pixels, labels): 784 numbers from 0 to 1 a row, and whole numbers from 0 to 9."""
     path = _find(folder)
-    try:
-        check_size(path, LARGEST_UNPACKED)
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            if sum(part.file_size for part in archive.zip.infolist()) > LARGEST_UNPACKED:
-                raise ValueError(f"more than {LARGEST_UNPACKED} bytes when unpacked")
-            arrays = {name: np.asarray(archive[name]) for name in archive.files if name in ARRAYS}
-            names = ", ".join(archive.files) or "none"
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path}: not an .npz file of plain arrays ({error}); get it from {SOURCE}") from None
-    for name in ARRAYS:
-        if name not in arrays:
-            raise InputError(f"{path}: no array {name!r}; it has {names}")
+    arrays = read_arrays(path, ARRAYS, LARGEST_UNPACKED, f"; get it from {SOURCE}")
     return _part(path, arrays, "train"), _part(path, arrays, "test")
 
 

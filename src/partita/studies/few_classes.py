@@ -83,7 +83,7 @@ def run_one_class(
 ) -> None:
     check_one_of("--", SCHEDULES, schedule=schedule)
     name = "digits" if quick else "mnist"
-    images = Images.load(name, folder, validate=validate) if table is None else Images.read(table)
+    images = Images.load(name, folder, validate=validate) if table is None else Images.read(table, validate)
     sites = int(images.train[1].max()) + 1
     plan = Synchronous(rounds) if schedule == "synchronous" else Asynchronous(rounds * sites)
     for seed in range(seeds):

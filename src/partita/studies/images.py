@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import optax
 
 from partita import datasets
+from partita.datasets.npz import read_arrays
 from partita.errors import InputError
 from partita.families import Family
 from partita.foundation.plain import Row
 from partita.metrics import classification
 from partita.models import Network
 from partita.predictive import expected_response
+
+# What a file of data of one's own has, and how many bytes at most.
+NAMES = ("X", "y", "X_test", "y_test")
+LARGEST = 2**30
 
 
 @dataclass(frozen=True)
@@ -37,26 +41,29 @@ class Images:
         else:
             X, y = datasets.load(name)
             train, test = datasets.train_test((X / X.max(), y), share=0.2)
+        return cls(train, test)._shuffled(rows, validate)
+
+    @classmethod
+    def read(cls, path: Path, validate: bool = False) -> "Images":
+        """Data of one's own, from an .npz file with `X`, `y`, `X_test` and `y_test`; classes are 0, 1, …"""
+        X, y, X_test, y_test = read_arrays(path, NAMES, LARGEST).values()
+        for rows, labels in ((X, y), (X_test, y_test)):
+            is_table = rows.ndim == 2 and len(rows) > 0 and rows.dtype.kind in "fiu"
+            if not is_table or labels.shape != rows.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
+                raise InputError(f"{path}: expected a table of numbers, and a class 0, 1, … for each row")
+        train, test = ((rows.astype(np.float32), labels.astype(int)) for rows, labels in ((X, y), (X_test, y_test)))
+        own = cls(train, test)
+        return own._shuffled(None, validate) if validate else own
+
+    def _shuffled(self, rows: int | None, validate: bool) -> "Images":
+        """In another order; of the training part only so many rows, and with `validate` some of it as test set."""
+        train, test = self.train, self.test
         order = np.random.default_rng(0).permutation(len(train[1]))
         if validate:
             held_out, order = order[: len(order) // 6], order[len(order) // 6 :]
             test = (train[0][held_out], train[1][held_out])
         order = order[:rows]
-        return cls((train[0][order], train[1][order]), test)
-
-    @classmethod
-    def read(cls, path: Path) -> "Images":
-        """Data of one's own, from an .npz file with `X`, `y`, `X_test` and `y_test`; classes are 0, 1, …"""
-        names = ("X", "y", "X_test", "y_test")
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                X, y, X_test, y_test = (file[name] for name in names)
-        except (OSError, ValueError, KeyError, BadZipFile) as error:
-            raise InputError(f"{path}: expected an .npz file with {', '.join(names)} ({error})") from None
-        for rows, labels in ((X, y), (X_test, y_test)):
-            if rows.ndim != 2 or labels.shape != rows.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
-                raise InputError(f"{path}: expected a table of rows, and a class 0, 1, … for each")
-        return cls((X.astype(np.float32), y.astype(int)), (X_test.astype(np.float32), y_test.astype(int)))
+        return Images((train[0][order], train[1][order]), test)
 
     def score(self, model: Network, posterior: Family) -> Row:
         """Error, negative log likelihood and calibration error on the test images, from 32 draws of the weights."""

@@ -7,7 +7,7 @@ locations and precision matrices. What a rule does with places is the same for b
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
@@ -22,6 +22,15 @@ SHORTEST, LONGEST = 0.1, 0.5
 LARGEST_CHANGE = 1.5
 
 
+class Around(NamedTuple):
+    """What is known of log likelihoods at a place: their value, their slope, and a curvature."""
+
+    place: np.ndarray
+    value: float
+    slope: np.ndarray
+    curvature: np.ndarray
+
+
 @dataclass(frozen=True)
 class Said:
     """What a site said last: its message, its value, and where that was; and the slope and curvature of it there."""
@@ -32,6 +41,10 @@ class Said:
     precision: np.ndarray
     slope: np.ndarray
     curvature: np.ndarray
+
+    @property
+    def around(self) -> Around:
+        return Around(self.place, self.value, self.slope, self.curvature)
 
 
 @dataclass(frozen=True)
@@ -100,15 +113,7 @@ class Chart(ABC):
         """What a message says at a place."""
 
     @abstractmethod
-    def model(
-        self,
-        memory: int,
-        place: np.ndarray,
-        value: float,
-        slope: np.ndarray,
-        curvature: np.ndarray,
-        scaled: bool = False,
-    ) -> SiteModel:
+    def model(self, memory: int, around: Around, scaled: bool = False) -> SiteModel:
         """A model that nothing was learnt for yet, with so many secants at most."""
 
     @abstractmethod
@@ -151,14 +156,14 @@ class Diagonal(Chart):
     first = 0.05
 
     def naturals(self, density: Family, rows: int) -> Naturals:
-        return Naturals.of(density, rows)
+        return Naturals(*density.as_mean_field("damping: Secants").naturals(rows))
 
     def with_naturals(self, like: Family, naturals: Naturals) -> Family:
         stack = like.as_mean_field("damping: Secants")
         return stack.with_naturals(naturals.shift.astype(stack.dtype), naturals.precision.astype(stack.dtype))
 
     def place(self, density: Family) -> np.ndarray:
-        naturals = Naturals.of(density, 1)
+        naturals = self.naturals(density, 1)
         shift, precision = naturals.shift[0].astype(float), naturals.precision[0].astype(float)
         return np.concatenate([shift / precision, np.log(precision)])
 
@@ -171,16 +176,8 @@ class Diagonal(Chart):
         curvature = np.concatenate([precision, 0.5 * precision * variance])
         return Said(place, value, shift, precision, slope, curvature)
 
-    def model(
-        self,
-        memory: int,
-        place: np.ndarray,
-        value: float,
-        slope: np.ndarray,
-        curvature: np.ndarray,
-        scaled: bool = False,
-    ) -> Model:
-        return Model(memory, place, value, slope, curvature, scaled=scaled)
+    def model(self, memory: int, around: Around, scaled: bool = False) -> Model:
+        return Model(memory, *around, scaled=scaled)
 
     def of_prior(
         self, prior: Naturals, place: np.ndarray, curvature: np.ndarray
@@ -278,16 +275,8 @@ class Whole(Chart):
         slope = np.concatenate([shift - precision @ place[:size], of_precision])
         return Said(place, value, shift, precision, slope, precision)
 
-    def model(
-        self,
-        memory: int,
-        place: np.ndarray,
-        value: float,
-        slope: np.ndarray,
-        curvature: np.ndarray,
-        scaled: bool = False,
-    ) -> WholeModel:
-        return WholeModel(place, value, slope, curvature)
+    def model(self, memory: int, around: Around, scaled: bool = False) -> WholeModel:
+        return WholeModel(*around)
 
     def of_prior(
         self, prior: Naturals, place: np.ndarray, curvature: np.ndarray

@@ -20,7 +20,7 @@ from partita.families import Family
 from partita.foundation.checks import check_count, check_positive
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, RuleState, Setup
 from partita.server.rules.blame import Blame
-from partita.server.rules.charts import Chart, Diagonal, Said, SiteModel, Step, chart_of
+from partita.server.rules.charts import Around, Chart, Diagonal, Said, SiteModel, Step, chart_of
 from partita.server.rules.optimiser import Naturals
 from partita.server.rules.quadratics import TINY
 
@@ -241,7 +241,8 @@ class SecantsState(RuleState):
         last = self.step
         if last is not None and set(last.said) != set(heard):
             self.models, self.step, last = {}, None, None
-        place, free_energy, slope, curvature = self._sum(proposal, heard)
+        around = self._sum(proposal, heard)
+        place, free_energy, slope, curvature = around
         if last is not None and _has_fallen(free_energy, last.free_energy):
             blamed = None if seen is None else self._find_blamed(last.free_energy - free_energy, seen, self.returns)
             if blamed is None and self.returns < MOST_RETURNS:
@@ -252,15 +253,13 @@ class SecantsState(RuleState):
             if blamed is not None:
                 self.named.append(blamed)
                 heard = {site: said for site, said in heard.items() if site != blamed}
-                place, free_energy, slope, curvature = self._sum(proposal, heard)
+                around = self._sum(proposal, heard)
+                place, free_energy, slope, curvature = around
         else:
             self.blame.relax()
         self.returns = 0
         known = self.models.get(None)
-        if known is None:
-            model = self.chart.model(self.settings.memory, place, free_energy, slope, curvature, scaled=True)
-        else:
-            model = known.moved(place, free_energy, slope, curvature)
+        model = self.chart.model(self.settings.memory, around, scaled=True) if known is None else known.moved(*around)
         self.models = {None: model}
         way = self.chart.highest([model], place, 0 * slope, 0 * curvature)
         # One secant says how curved one way is: the next is gone half.
@@ -270,13 +269,13 @@ class SecantsState(RuleState):
         self.step = Step(place, free_energy, dict(heard), way, float(slope @ way), share)
         return place + share * way, share
 
-    def _sum(self, proposal: Proposal, heard: Mapping[int, Said]) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
+    def _sum(self, proposal: Proposal, heard: Mapping[int, Said]) -> Around:
         """Where sites have answered together, with the free energy there, its slope and a curvature."""
         everybody = list(heard.values())
         place, curvature = everybody[0].place, np.sum([said.curvature for said in everybody], axis=0)
         own_value, own_slope, own_curvature = self.chart.of_prior(self._others(proposal, heard), place, curvature)
         slope = np.sum([own_slope, *(said.slope for said in everybody)], axis=0)
-        return place, own_value + sum(said.value for said in everybody), slope, curvature + own_curvature
+        return Around(place, own_value + sum(said.value for said in everybody), slope, curvature + own_curvature)
 
     def _find_blamed(self, fall: float, seen: FreeEnergy, returns: int) -> int | None:
         """The site that alone made the free energy fall, which has no say until it answers again."""
@@ -305,10 +304,10 @@ class SecantsState(RuleState):
         for site, said in self.said.items():
             known = self.models.get(site)
             if known is None:
-                self.models[site] = self.chart.model(memory, said.place, said.value, said.slope, said.curvature)
+                self.models[site] = self.chart.model(memory, said.around)
             elif site in heard:
                 self._judge(site, known, said, self.promised - self.promised_by.get(site, 0.0))
-                self.models[site] = known.moved(said.place, said.value, said.slope, said.curvature)
+                self.models[site] = known.moved(*said.around)
             if known is None or site in heard:
                 self.promised_by[site] = self.promised
         for site in [site for site in heard if site in self.losses and self.losses[site].is_lie(self.holds(site))]:
