@@ -249,4 +249,4 @@ def test_a_whole_model_falls_short_by_what_a_site_has_lost():
     said = chart.hear(chart.place(first), 1.0, message.precision_times_location, message.precision)
     model = chart.model(0, said.around)
     value = 1.0 + float(second.expected_log(message)) - float(first.expected_log(message))
-    assert model.shortfall(chart.place(second), value - 0.5)[0] == pytest.approx(0.5)
+    assert model.judge(chart.place(second), value - 0.5).short == pytest.approx(0.5)

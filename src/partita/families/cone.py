@@ -31,7 +31,7 @@ ROUNDING = 64
 class Cone(NamedTuple):
     """`positive`: arrays, positive elementwise; `definite`: symmetric matrices, positive definite.
 
-    They are JAX's in traced code only. Floors are cones too, with one number in place of a matrix.
+    They are JAX's in traced code only. Floors are cones too, with the diagonal of a matrix in its place.
     """
 
     positive: tuple[Any, ...] = ()
@@ -54,7 +54,7 @@ def is_clear_of(cone: Cone, floor: Cone) -> bool:
     """Whether what exceeds a floor is inside, for one density or a stack."""
     pairs = zip(cone.positive, floor.positive, strict=True)
     return all(_exceeds(a, least) for a, least in pairs) and all(
-        _is_definite(a - least * np.eye(a.shape[-1])) for a, least in zip(cone.definite, floor.definite, strict=True)
+        _is_definite(a - np.diag(least)) for a, least in zip(cone.definite, floor.definite, strict=True)
     )
 
 
@@ -64,11 +64,22 @@ def _exceeds(values: np.ndarray, floor: np.ndarray) -> bool:
 
 
 def rounding_floor(cone: Cone) -> Cone:
-    """What cannot be told from zero beside coordinates as large as these: an array each, and one number per matrix."""
+    """What cannot be told from zero beside coordinates as large as these: an array each, and a diagonal per matrix.
+
+    No number of a definite A exceeds √(Aᵢᵢ Aⱼⱼ), so what is lost of it is below a small multiple of its own diagonal: a
+    direction in which little is known is not lost beside another, in other units, in which much is.
+    """
     return Cone(
         tuple(ROUNDING * np.finfo(a.dtype).eps * np.abs(a) for a in cone.positive),
-        tuple(ROUNDING * np.finfo(a.dtype).eps * np.max(np.abs(a)) for a in cone.definite),
+        tuple(ROUNDING * np.finfo(a.dtype).eps * _largest_diagonal(a) for a in cone.definite),
     )
+
+
+def _largest_diagonal(matrices: np.ndarray) -> np.ndarray:
+    """Elementwise the largest of the diagonals of one matrix or a stack."""
+    diagonals = np.abs(np.diagonal(matrices, axis1=-2, axis2=-1))
+    largest: np.ndarray = diagonals.reshape(-1, diagonals.shape[-1]).max(axis=0)
+    return largest
 
 
 def admissible_share(start: Cone, end: Cone, floor: Cone | None = None) -> float:
@@ -77,12 +88,13 @@ def admissible_share(start: Cone, end: Cone, floor: Cone | None = None) -> float
     Positive coordinates have a closed form; definite ones take the smallest generalised eigenvalue of the
     change relative to the start, looked for only where a Cholesky factorisation says that it is needed.
     """
-    floor = Cone((0.0,) * len(start.positive), (0.0,) * len(start.definite)) if floor is None else floor
+    if floor is None:
+        floor = Cone((0.0,) * len(start.positive), tuple(np.zeros(a.shape[-1]) for a in start.definite))
     share = 1.0
     for a, b, least in zip(start.positive, end.positive, floor.positive, strict=True):
         share = min(share, _positive_share(a, b, least))
     for a, b, least in zip(start.definite, end.definite, floor.definite, strict=True):
-        share = min(share, _definite_share(np.asarray(a, np.float64), np.asarray(b, np.float64), float(least)))
+        share = min(share, _definite_share(np.asarray(a, np.float64), np.asarray(b, np.float64), least))
     return max(share, 0.0)
 
 
@@ -100,9 +112,9 @@ def _positive_share(start: np.ndarray, end: np.ndarray, floor: Any) -> float:
     return REACH * float(np.min(room / -change))
 
 
-def _definite_share(start: np.ndarray, end: np.ndarray, floor: float) -> float:
+def _definite_share(start: np.ndarray, end: np.ndarray, floor: np.ndarray) -> float:
     change = end - start
-    room = start - floor * np.eye(start.shape[-1])
+    room = start - np.diag(floor)
     if _is_definite(room + change / REACH) and _is_definite(room):
         return 1.0
     if start.ndim > 2:
@@ -159,7 +171,7 @@ def larger_floor(first: Cone, second: Cone) -> Cone:
 
 def subtract_floor(cone: Cone, floor: Cone) -> Cone:
     """`cone - floor`, for one density or a stack."""
-    return _combine(operator.sub, lambda a, least: a - least * np.eye(a.shape[-1]), cone, floor)
+    return _combine(operator.sub, lambda a, least: a - np.diag(least), cone, floor)
 
 
 def shift_cone(cone: Cone, start: Cone, end: Cone) -> Cone:

@@ -35,7 +35,7 @@ def check_values(sites: Sequence[int], changes: Family, floor: Cone) -> None:
     for matrices, rounding in zip(changes.cone().definite, floor.definite, strict=True):
         size = np.abs(matrices).max(axis=(1, 2))
         gap = np.abs(matrices - np.swapaxes(matrices, 1, 2)).max(axis=(1, 2))
-        good = gap <= SYMMETRIC * size + rounding
+        good = gap <= SYMMETRIC * size + rounding.max()
         if not good.all():
             raise MalformedUpdate(sites[int(np.argmin(good))], "change: a matrix is not symmetric")
 

@@ -135,8 +135,9 @@ class Settings:
     def _choose_damping(self, prior: Family, expectation: Expectation, schedule: Schedule) -> tuple[Rule, Solver]:
         """The rule that decides where the posterior goes, and a solver that says what it has to know.
 
-        "auto" stands for secants, wherever there is something to learn them from; and otherwise, for an optimiser where
-        sites answer with one message that is a direction.
+        "auto" stands for secants, wherever there is something to learn them from, and where full covariances are asked
+        for that nobody waits for; and otherwise, for an optimiser where sites answer with one message that is a
+        direction.
         """
         solver = choose_solver(expectation, self.solver, once=schedule.once)
         damping = Secants() if self.damping == "secants" else self.damping
@@ -146,7 +147,8 @@ class Settings:
                 raise InputError(f"{name}: {reason}, which damping by secants cannot do with")
             return damping, solver
         is_open = damping == "auto" and self.solver is None
-        if is_open and prior.is_mean_field and not self._obstacles(expectation, Message(), schedule):
+        leads = prior.is_mean_field or (prior.is_full and not schedule.waits)
+        if is_open and leads and not self._obstacles(expectation, Message(), schedule):
             return Secants(), Message()
         one_message = expectation.is_direction and isinstance(solver, FixedPoint) and solver.steps == 1
         return Optimiser() if damping == "auto" and one_message else as_damping(damping), solver

@@ -14,7 +14,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
 from partita.families import Family
 from partita.server.rules.optimiser import Naturals
-from partita.server.rules.quadratics import TINY, Model, highest
+from partita.server.rules.quadratics import TINY, Judgement, Model, highest
 
 # A shortened step is at least and at most this share of the one before.
 SHORTEST, LONGEST = 0.1, 0.5
@@ -82,8 +82,8 @@ class SiteModel(Protocol):
     def slope_at(self, place: np.ndarray) -> np.ndarray:
         """Its slope somewhere else."""
 
-    def shortfall(self, place: np.ndarray, value: float) -> tuple[float, float]:
-        """By how much a value there is short of what the model says, and how large its quadratic term is there."""
+    def judge(self, place: np.ndarray, value: float) -> Judgement:
+        """The model beside a site's value somewhere else."""
 
 
 class Chart(ABC):
@@ -236,14 +236,15 @@ class WholeModel:
         of_location = self.slope[:size] - self.curvature @ (location - self.place[:size])
         return np.concatenate([of_location, 0.5 * (covariance @ self.curvature @ covariance).ravel()])
 
-    def shortfall(self, place: np.ndarray, value: float) -> tuple[float, float]:
+    def judge(self, place: np.ndarray, value: float) -> Judgement:
         size = len(self.curvature)
         way, before, after = (place - self.place)[:size], _covariance(self.place, size), _covariance(place, size)
-        quadratic = 0.5 * float(way @ self.curvature @ way)
         linear = float(self.slope[:size] @ way) - 0.5 * float(np.sum(self.curvature * (after - before)))
-        change = after @ (place - self.place)[size:].reshape(size, size)
-        of_precision = 0.25 * float(np.sum((self.curvature @ change) * (change @ after).T))
-        return self.value + linear - quadratic - value, quadratic + max(0.0, of_precision)
+        quadratic = 0.5 * float(way @ self.curvature @ way)
+        length = 0.5 * float(way @ place[size:].reshape(size, size) @ way)
+        ratios = eigh(before, after, eigvals_only=True)
+        changes = 1 - np.minimum(ratios, 1 / ratios)
+        return Judgement(self.value + linear - quadratic - value, quadratic, length, 0.25 * float(changes @ changes))
 
 
 class Whole(Chart):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,18 @@ import numpy as np
 RECENT = 5
 # What is not zero, where something is divided by it.
 TINY = 1e-12
+
+
+class Judgement(NamedTuple):
+    """A model of a site beside what the site says somewhere else."""
+
+    # By how much the value there is short of the model's.
+    short: float
+    # The quadratic term of the model, in locations.
+    quadratic: float
+    # How far it is to there, in nats: in locations, and in precisions.
+    length: float
+    of_precisions: float
 
 
 @dataclass
@@ -61,11 +74,17 @@ class Model:
         slope: np.ndarray = self.slope - self.curved(place - self.place)
         return slope
 
-    def shortfall(self, place: np.ndarray, value: float) -> tuple[float, float]:
-        """By how much a value there is short of what the model says, and how large its quadratic term is there."""
+    def judge(self, place: np.ndarray, value: float) -> Judgement:
+        """The model beside a value somewhere else; of variances it is linear here, as the message itself is."""
+        size = len(place) // 2
         way = place - self.place
+        way[size:] = 0.0
+        before, after = np.exp(-self.place[size:]), np.exp(-place[size:])
+        linear = float(self.slope @ way) - float(self.slope[size:] @ (after / before - 1))
         quadratic = 0.5 * float(way @ self.curved(way))
-        return self.value + float(self.slope @ way) - quadratic - value, quadratic
+        length = 0.5 * float((way[:size] / after) @ way[:size])
+        changes = 1 - np.minimum(before / after, after / before)
+        return Judgement(self.value + linear - quadratic - value, quadratic, length, 0.25 * float(changes @ changes))
 
 
 def highest(models: Sequence[Model], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:

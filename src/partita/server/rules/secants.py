@@ -21,6 +21,7 @@ from partita.foundation.checks import check_count, check_positive
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, RuleState, Setup
 from partita.server.rules.blame import Blame
 from partita.server.rules.charts import Around, Chart, Diagonal, Said, SiteModel, Step, chart_of
+from partita.server.rules.judging import Bend, Losses, reach_of
 from partita.server.rules.optimiser import Naturals
 from partita.server.rules.quadratics import TINY
 
@@ -31,17 +32,13 @@ NEGLIGIBLE = 1e-6
 # So many shorter steps are tried before the place that was better is given up.
 MOST_RETURNS = 8
 # A model has held where a site's value is short of it by at most this part of what was promised, and has not where by
-# more than that. A shortfall of `SLIGHT` nats does not matter.
+# more than that. A shortfall of `SLIGHT` nats does not matter, and nothing is learnt from a way that is no longer.
 HELD, FAILED, SLIGHT = 0.1, 0.25, 1e-3
-# How much further, or less far, models are followed after as many answers as there are sites; the first is the most,
-# where the worst of them was short by nothing, and the second the least, where by `EXACT` of what was promised or more.
+# How much further, or less far, models are followed after as many answers as there are sites, whatever they leave out.
 # `AHEAD`: so many times the ways that were gone is never too far.
-MUCH_FURTHER, FURTHER, LESS, AHEAD, EXACT = 16.0, 2.0, 0.25, 4.0, 0.05
+FURTHER, LESS, AHEAD = 1.5, 0.25, 4.0
 # A site that is heard so many times no longer waits for those that were never heard.
 PATIENCE = 3
-# So often in a row a site has to lose much of what all models promised, and so much more steeply on a way that is so
-# many times shorter in nats, before it is not believed.
-MOST_LOSSES, STEEPER, SHORTER = 3, 3.0, 16.0
 # How many times as far as the last step the next may go, in nats.
 LEAP = 16.0
 # By this part of itself a precision may miss what models ask for where sites do not answer together, so that factors
@@ -87,30 +84,6 @@ class Secants:
         return SecantsState(self, setup.sites, chart, first * parameters, parameters / LEAP, parameters / LEAP)
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Ways on which a site's value was far short of its model: the least steep one, in nats lost per nat gone.
-
-    What an honest model leaves out goes with the square of a way, as nats do, or faster; so shorter ways are no
-    steeper. What a lie leaves out goes with the way itself, however short that is.
-    """
-
-    length: float
-    steepness: float
-    times: int = 1
-    steeper: bool = False
-
-    def add(self, length: float, steepness: float) -> "Losses":
-        steeper = length <= self.length / SHORTER and steepness >= STEEPER * self.steepness
-        flatter = steepness < self.steepness
-        least = (length, steepness) if flatter else (self.length, self.steepness)
-        return Losses(*least, self.times + 1, steeper)
-
-    def is_lie(self, held: bool) -> bool:
-        """Whether there were enough of them to tell; a site that is held back already has to lose only once more."""
-        return self.steeper and (held or self.times >= MOST_LOSSES)
-
-
 @dataclass
 class SecantsState(RuleState):
     """What every site said last, the models that were learnt from it, and the latest step."""
@@ -132,8 +105,8 @@ class SecantsState(RuleState):
     promised_by: dict[int, float] = field(default_factory=dict)
     # By how much each site's value was short of its model's, last.
     short: dict[int, float] = field(default_factory=dict)
-    # The same as a part of what was promised.
-    inexact: dict[int, float] = field(default_factory=dict)
+    # What each site's model left out on its latest way that says something of it.
+    bends: dict[int, Bend] = field(default_factory=dict)
     step: Step | None = None
     returns: int = 0
     # How many have answered since locations moved last.
@@ -168,7 +141,7 @@ class SecantsState(RuleState):
 
     def _drop(self, site: int) -> None:
         """Nothing that a site has said counts any more, nor what was learnt with it."""
-        for known in (self.said, self.models):
+        for known in (self.said, self.models, self.bends):
             known.pop(site, None)
         self.models.pop(None, None)
         self.step = None
@@ -332,23 +305,29 @@ class SecantsState(RuleState):
         What counts is how much of what all models promised on the way, a site's own part of it, was lost. Where one
         site alone loses much of what all have promised, again and again, it is not the steps that are too long.
         """
-        short, quadratic = model.shortfall(said.place, said.value)
-        length = max(self.chart.nats(said.place - model.place, said.place), TINY)
-        most, part = max(quadratic, promised / len(self.said)), 1 / len(self.said)
-        if short > FAILED * max(promised, quadratic) + SLIGHT:
+        judged = model.judge(said.place, said.value)
+        short, length = judged.short, max(judged.length + judged.of_precisions, TINY)
+        most, part = max(judged.quadratic, promised / len(self.said)), 1 / len(self.said)
+        if short > FAILED * max(promised, judged.quadratic) + SLIGHT:
             before = self.losses.get(site)
             self.losses[site] = Losses(length, short / length) if before is None else before.add(length, short / length)
             self.reach *= LESS if before is not None else 1.0
         else:
             self.losses.pop(site, None)
-        self.short[site], self.inexact[site] = short, abs(short) / max(most, TINY)
+        if judged.length > max(SLIGHT, judged.of_precisions):
+            self.bends[site] = Bend.of(judged)
+        self.short[site] = short
         everybody = sum(self.short.get(other, 0.0) for other in self.said)
         if (short <= HELD * most + SLIGHT or everybody <= HELD * promised) and self.losses.keys().isdisjoint(self.said):
-            worst = max(self.inexact.get(other, 1.0) for other in self.said)
-            growth = float(np.clip(EXACT / max(worst, TINY), FURTHER, MUCH_FURTHER))
-            self.reach = min(self.reach * growth**part, max(self.reach, growth * length, AHEAD * length))
+            self._follow_further(min(self.reach * FURTHER**part, max(self.reach, AHEAD * length)))
         elif short > FAILED * most and everybody > FAILED * promised:
             self.reach = min(self.reach * LESS**part, max(length, self.reach * LESS))
+
+    def _follow_further(self, reach: float) -> None:
+        """As far as promises that were kept allow, or as what most models leave out, which may be much further."""
+        bends = [self.bends[site] for site in self.said if site in self.bends]
+        if 2 * len(bends) > len(self.said):
+            self.reach = max(reach, reach_of(bends))
 
     def _spread(
         self,
