@@ -29,13 +29,13 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             if not updates:
                 continue
             with one_blas_thread():
-                event, notices = fold(run, updates)
+                event, notices = fold(run, updates, inbox.prepare)
                 for notice in notices:
                     note(run, notice)
             new = {run.names.of(site): reason for site, reason in run.quarantined.items() if site not in told}
             told, event = set(run.quarantined), replace(event, quarantined=new)
             event = replace(event, problems=(*event.news, *event.problems))
-            refused = inbox.acknowledge(event.fold, event.posterior, notices)
+            refused = inbox.acknowledge(event.fold, notices)
             yield replace(event, replayed=inbox.replaying, refused=refused)
         for notice in inbox.finish():
             note(run, notice)
