@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from partita.errors import InputError, Stalled
+from partita.foundation.memory import keep_freed_memory
 from partita.foundation.threads import one_blas_thread
 from partita.server.events import Event
 from partita.server.folding import fold
@@ -17,6 +18,7 @@ from partita.wire.tasks import Task, Update
 
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Algorithm 1 of the paper: ask sites, wait for their updates, fold them; until the schedule has no more to ask."""
+    keep_freed_memory()
     with closing(Inbox(run.engine, run.ledger, run.rules, journal, run.names)) as inbox:
         told: set[int] = set()
         plan: Iterator[list[int]] | None = run.settings.schedule.plan(run.board)
