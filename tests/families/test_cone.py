@@ -9,7 +9,17 @@ from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose
 
 from partita.families import Cone, Gamma, Gaussian, MeanField, NormalGamma, NormalWishart, Product
-from partita.families.cone import REACH, admissible_share, is_inside, is_surely_inside, lower_bound, shift_cone
+from partita.families.cone import (
+    REACH,
+    admissible_share,
+    exceeds_rounding,
+    is_inside,
+    is_surely_inside,
+    larger_floor,
+    lower_bound,
+    rounding_floor,
+    shift_cone,
+)
 
 numbers = st.floats(-3, 3)
 squares = arrays(np.float64, (3, 3), elements=numbers)
@@ -155,3 +165,25 @@ def test_shifted_moves_a_bound_by_as_much_as_what_it_bounds():
 def test_inside_is_the_same_on_the_host_and_traced(cone, inside):
     assert bool(is_inside(cone)) is inside
     assert bool(is_surely_inside(cone)) is inside
+
+
+@given(
+    arrays(np.float32, 4, elements=st.floats(-1, 2.0**40, width=32)),
+    arrays(np.float32, 4, elements=st.floats(-1, 2.0**40, width=32)),
+    arrays(np.float32, 4, elements=st.floats(0, 2.0**20, width=32)),
+)
+def test_numbers_that_exceed_rounding_leave_room_for_all_between_them(start, end, floor):
+    a, b = Cone((start,)), Cone((end,))
+    beside = larger_floor(Cone((floor,)), larger_floor(rounding_floor(a), rounding_floor(b)))
+    if exceeds_rounding((start, end), floor):
+        assert np.all(start > beside.positive[0])
+        assert np.all(end > beside.positive[0])
+        assert admissible_share(a, b, beside) > 0.9 * REACH
+
+
+def test_numbers_exceed_rounding_where_they_are_alike_and_not_where_one_is_none():
+    some = np.array([1.0, 1e4], np.float32)
+    assert exceeds_rounding((some, 2 * some), np.zeros(2))
+    for wrong in (-1.0, 0.0, 1e12, np.inf, np.nan):
+        assert not exceeds_rounding((some, np.array([2.0, wrong], np.float32)), np.zeros(2))
+        assert not exceeds_rounding((np.array([wrong, 2.0], np.float32), some), np.zeros(2))

@@ -1,6 +1,7 @@
 """What a factor is: an unnormalised exponential-family density, and the algebra of such densities."""
 
 import dataclasses
+import math
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,7 +23,6 @@ from partita.foundation.runtime import (
     is_traced,
     on_both_sides,
     ravel,
-    same_structure,
     stack_trees,
 )
 from partita.foundation.shapes import Scalar
@@ -108,14 +108,26 @@ class Family(Tree):
 
     def __pow__(self, power: float | Array) -> Self:
         scalar = power if isinstance(power, jax.Array) else np.asarray(power)
-        return jax.tree.map(lambda leaf: leaf * scalar.astype(leaf.dtype), self).project()
+        return self._map(lambda leaf: leaf * scalar.astype(leaf.dtype)).project()
 
     def _combine(self, operation: Callable[..., Any], other: Self, verb: str) -> Self:
         if type(self) is not type(other):
             raise FamilyMismatch(f"cannot {verb} {type(self).__name__} and {type(other).__name__}")
-        if not same_structure(self, other):
+        (leaves, structure), (others, theirs) = _flatten(self), _flatten(other)
+        if structure != theirs:
             raise FamilyMismatch(f"cannot {verb} two {type(self).__name__} of different structure")
-        return jax.tree.map(lambda a, b: operation(a, _same_shape(a, b, verb)), self, other).project()
+        for a, b in zip(leaves, others, strict=True):
+            if np.shape(a) != np.shape(b):
+                shapes = f"{np.shape(a)} and {np.shape(b)}"
+                raise FamilyMismatch(f"cannot {verb} densities with parameters of shape {shapes}")
+        found: Self = structure.unflatten(map(operation, leaves, others))
+        return found.project()
+
+    def _map(self, function: Callable[..., Any], *others: Self) -> Self:
+        """`jax.tree.map`, with less around it: a fold has dozens of these, over arrays of which most are small."""
+        leaves, structure = _flatten(self)
+        found: Self = structure.unflatten(map(function, leaves, *map(structure.flatten_up_to, others)))
+        return found
 
     def project(self) -> Self:
         """The nearest density of the family; families whose products leave it override this.
@@ -131,11 +143,12 @@ class Family(Tree):
 
     def copy(self) -> Self:
         """The same density in arrays of its own, on the host."""
-        return jax.tree.map(np.copy, self)
+        return self._map(np.copy)
 
     def is_finite(self) -> bool:
         """Whether all natural parameters are finite, on the host, for one density or a stack."""
-        return all(map(_is_finite, jax.tree.leaves(self)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(map(_is_finite, jax.tree.leaves(self)))
 
     # Stacks: several densities of one shape as one, whose arrays have a leading axis, one row per density. They are
     # NumPy arrays; multiplying, dividing and powers work row by row.
@@ -156,7 +169,7 @@ class Family(Tree):
 
     def row(self, index: int) -> Self:
         """One row of a stack; a view."""
-        return jax.tree.map(lambda leaf: leaf[index, ...], self)
+        return self._map(lambda leaf: leaf[index, ...])
 
     @property
     def leading(self) -> int:
@@ -165,46 +178,45 @@ class Family(Tree):
 
     def slice_rows(self, rows: slice) -> Self:
         """Some rows of a stack that follow each other, as a stack; a view."""
-        return jax.tree.map(lambda leaf: leaf[rows], self)
+        return self._map(lambda leaf: leaf[rows])
 
     def take_rows(self, indices: Sequence[int]) -> Self:
         """Some rows of a stack, as a stack; a view, if they follow each other."""
-        first, number = (indices[0], len(indices)) if len(indices) else (0, 0)
-        if list(indices) == list(range(first, first + number)):
-            return jax.tree.map(lambda leaf: leaf[first : first + number], self)
-        return jax.tree.map(lambda leaf: leaf[list(indices)], self)
+        places = _as_slice(indices)
+        return self._map(lambda leaf: leaf[places])
 
     def put_rows(self, indices: Sequence[int], rows: Self) -> None:
         """Write a stack of rows into this one, in place."""
+        places = _as_slice(indices)
         for kept, new in zip(jax.tree.leaves(self), jax.tree.leaves(rows), strict=True):
-            kept[list(indices)] = new
+            kept[places] = new
 
     def product_of_rows(self) -> Self:
         """The product of all rows of a stack."""
-        return jax.tree.map(lambda leaf: leaf[0] if len(leaf) == 1 else leaf.sum(axis=0), self).project()
+        return self._map(lambda leaf: leaf[0] if len(leaf) == 1 else leaf.sum(axis=0)).project()
 
     def products_of_others(self) -> Self:
         """For each row of a stack the product of all others, without dividing: those before it times those after."""
-        return jax.tree.map(_sums_of_others, self).project()
+        return self._map(_sums_of_others).project()
 
     def scale_rows(self, shares: ArrayLike) -> Self:
         """Each row of a stack to the power of its own share; itself, where all shares are one."""
         powers = np.asarray(shares)
         if np.all(powers == 1):
             return self
-        return jax.tree.map(lambda leaf: _scale_leaf(leaf, powers), self).project()
+        return self._map(lambda leaf: _scale_leaf(leaf, powers)).project()
 
     def repeat(self, number: int) -> Self:
         """A stack of so many copies of one density."""
-        return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], number, axis=0), self)
+        return self._map(lambda leaf: np.repeat(np.asarray(leaf)[None], number, axis=0))
 
     def times_rows(self, stack: Self) -> Self:
         """A stack: this density times each row of another stack."""
-        return jax.tree.map(operator.add, self, stack).project()
+        return self._map(operator.add, stack).project()
 
     def divide_rows(self, stack: Self) -> Self:
         """A stack: this density divided by each row of another stack."""
-        return jax.tree.map(operator.sub, self, stack).project()
+        return self._map(operator.sub, stack).project()
 
     @abstractmethod
     def log_partition(self) -> Scalar:
@@ -353,15 +365,26 @@ class Family(Tree):
 REGISTRY: dict[str, type[Family]] = {}
 
 
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a tree, and its structure, whose type JAX does not tell."""
+    return jax.tree.flatten(tree)
+
+
 def _overrides(method: str) -> Callable[[type[Family]], bool]:
     """Whether a family has a method of its own."""
     return lambda family: getattr(family, method) is not getattr(Family, method)
 
 
+def _as_slice(indices: Sequence[int]) -> slice | list[int]:
+    """The same rows as a slice, if they follow each other: what it gives is a view, and quicker to write to."""
+    first, number = (indices[0], len(indices)) if len(indices) else (0, 0)
+    found = list(indices)
+    return slice(first, first + number) if found == list(range(first, first + number)) else found
+
+
 def _is_finite(array: np.ndarray) -> bool:
     """A sum is quicker than a look at every number, and finite only if they all are."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.sum(array)) or np.all(np.isfinite(array)))
+    return math.isfinite(np.sum(array)) or bool(np.all(np.isfinite(array)))
 
 
 def _scale_leaf(leaf: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -376,9 +399,3 @@ def _sums_of_others(rows: np.ndarray) -> np.ndarray:
     np.cumsum(rows[:-1], axis=0, out=before[1:])
     after[:-1] = np.cumsum(rows[:0:-1], axis=0)[::-1]
     return before + after
-
-
-def _same_shape(a: Any, b: Any, verb: str) -> Any:
-    if np.shape(a) != np.shape(b):
-        raise FamilyMismatch(f"cannot {verb} densities with parameters of shape {np.shape(a)} and {np.shape(b)}")
-    return b

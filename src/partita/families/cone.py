@@ -63,6 +63,13 @@ def _exceeds(values: np.ndarray, floor: np.ndarray) -> bool:
     return bool(np.min(values, initial=np.inf) > np.max(floor, initial=0.0)) or _is_positive(values - floor)
 
 
+def exceeds_rounding(ends: tuple[np.ndarray, np.ndarray], floor: np.ndarray) -> bool:
+    """Whether the smallest of two arrays' numbers exceeds all of a floor, and what rounding leaves of the largest."""
+    lost = [ROUNDING * float(np.finfo(end.dtype).eps) * float(np.max(end, initial=0.0)) for end in ends]
+    bound = max(*lost, float(np.max(floor, initial=0.0)))
+    return all(float(np.min(end, initial=np.inf)) > bound for end in ends)
+
+
 def rounding_floor(cone: Cone) -> Cone:
     """What cannot be told from zero beside coordinates as large as these: an array each, and a diagonal per matrix.
 
@@ -101,14 +108,15 @@ def admissible_share(start: Cone, end: Cone, floor: Cone | None = None) -> float
 def _positive_share(start: np.ndarray, end: np.ndarray, floor: Any) -> float:
     if start.ndim > np.ndim(floor) > 0 and start.nbytes > LARGE:
         return min(_positive_share(a, b, floor) for a, b in zip(start, end, strict=True))
-    room, change = start - floor, end - start
-    if np.all(change >= -REACH * room):
+    change, least = end - start, -REACH * (start - floor)
+    stays = change >= least
+    if np.all(stays):
         return 1.0
     # Only what falls too far is looked at more closely: there are few such numbers among many, or none.
-    far = (change < 0) & ~(change >= -REACH * room)
+    far = (change < 0) & ~stays
     if not np.any(far):
         return 1.0
-    room, change = np.asarray(room[far], np.float64), np.asarray(change[far], np.float64)
+    room, change = np.asarray((start - floor)[far], np.float64), np.asarray(change[far], np.float64)
     return REACH * float(np.min(room / -change))
 
 

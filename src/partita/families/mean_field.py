@@ -1,5 +1,6 @@
 """Gaussians with a diagonal covariance, over any pytree of arrays."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, Self
 
@@ -210,8 +211,8 @@ class MeanField(Diagonal, AbstractGaussian):
 
     @on_both_sides
     def mean(self) -> MeanFieldMean:
-        second = jax.tree.map(lambda m, v: -0.5 * (v + m**2), self.location, self.variance)
-        return MeanFieldMean(self.location, second)
+        location = jax.tree.map(operator.truediv, self.precision_times_location, self.precision)
+        return MeanFieldMean(location, jax.tree.map(lambda m, p: -0.5 * (1 / p + m**2), location, self.precision))
 
     @classmethod
     @in_own_precision

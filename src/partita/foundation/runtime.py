@@ -142,10 +142,13 @@ def on_both_sides(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any) -> Any:
-        if is_traced((self, args)):
+        kinds = set(map(type, jax.tree.leaves((self, args))))
+        if any(issubclass(kind, jax.core.Tracer) for kind in kinds):
             return method(self, *args)
+        if kinds != {np.ndarray}:
+            self, args = on_host((self, args))
         with np.errstate(all="ignore"):
-            return on_host(method(on_host(self), *on_host(args)))
+            return on_host(method(self, *args))
 
     return wrapped
 

@@ -1,7 +1,7 @@
 """One fold: what becomes of updates on their way through the rules into the ledger, and what is told of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,8 +26,13 @@ STALLED = 1e-3
 HALVINGS = 20
 
 
-def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
-    """Fold updates; gives what became of them, and notices of sites that were struck or are not to be asked again."""
+def fold(
+    run: Run, updates: Sequence[Update], prepare: Callable[[Family], None] = lambda posterior: None
+) -> tuple[Event, list[Notice]]:
+    """Fold updates; gives what became of them, and notices of sites that were struck or are not to be asked again.
+
+    `prepare` is called with the new posterior as soon as it is known, before it is accounted for.
+    """
     ledger, before, sites = run.ledger, run.ledger.posterior, [update.site for update in updates]
     start = run.start if updates[0].version == 0 else None
     updates = updates if run.setup.least == 0 else [_without_failed_change(update) for update in updates]
@@ -60,6 +65,7 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
             run.accounts.distrust(site)
     if run.learner is not None and received.complete:
         _step_hyper(run, run.learner, before)
+    prepare(ledger.posterior)
     change = run.accounts.move(before)
     stuck = _find_obstacles(run, updates, left, taken)
     run.board.returned(sites, ledger.version, change, _left_to_move(run, before, changes, stuck))

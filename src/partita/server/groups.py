@@ -7,7 +7,7 @@ all of them as products.
 from collections.abc import Iterator
 
 from partita.families import Cone, Family
-from partita.families.cone import LARGE, admissible_share, is_clear_of, is_surely_inside, rounding_floor
+from partita.families.cone import LARGE, admissible_share, is_clear_of, is_surely_inside
 
 
 def slice_groups(stack: Family) -> Iterator[tuple[slice, Family]]:
@@ -18,9 +18,14 @@ def slice_groups(stack: Family) -> Iterator[tuple[slice, Family]]:
     return ((group, stack.slice_rows(group)) for group in groups)
 
 
-def find_share(posterior: Family, factors: Family, changes: Family, total: Family, floor: Cone) -> float | None:
-    """The largest share of all changes that keeps the cavities of those who propose them proper."""
-    lost, share = rounding_floor(posterior.cone()), 1.0
+def find_share(
+    posterior: Family, lost: Cone, factors: Family, changes: Family, total: Family, floor: Cone
+) -> float | None:
+    """The largest share of all changes that keeps the cavities of those who propose them proper.
+
+    `lost` is what cannot be told from zero beside the posterior.
+    """
+    share = 1.0
     for rows, some in slice_groups(changes):
         cavities = posterior.divide_rows(factors.slice_rows(rows))
         if not is_clear_of(cavities.cone(), lost):
@@ -29,9 +34,11 @@ def find_share(posterior: Family, factors: Family, changes: Family, total: Famil
     return share
 
 
-def find_quotients(posterior: Family, factors: Family, changes: Family, share: float) -> list[Family] | None:
+def find_quotients(
+    posterior: Family, lost: Cone, factors: Family, changes: Family, share: float
+) -> list[Family] | None:
     """What has to be positive of cavities, where factors have taken a share of changes; None, if one is not proper."""
-    found, lost = [], rounding_floor(posterior.cone())
+    found = []
     for rows, some in slice_groups(changes):
         cavities = posterior.divide_rows(factors.slice_rows(rows) * raise_to(some, share))
         cone = cavities.cone()

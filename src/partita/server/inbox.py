@@ -37,6 +37,9 @@ class Inbox:
         self._gone: dict[int, None] = {}
         self._writer = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
+        # What will be written down of the posterior that a fold has led to, computed while the fold is accounted for.
+        self._hasher = ThreadPoolExecutor(1)
+        self._digest: Future[bytes] | None = None
         self.replaying = False
         self.refused: list[UpdateRefused] = []
         # What came together is handed on one by one, as it will be on resume.
@@ -162,7 +165,12 @@ class Inbox:
                 f"{self._names.of(arrival.site)}: {last}; the run can be resumed"
             )
 
-    def acknowledge(self, fold: int, posterior: Family, decided: Sequence[Notice]) -> tuple[str, ...]:
+    def prepare(self, posterior: Family) -> None:
+        """In a fold, when its posterior will not change any more: begin with what is written down of it."""
+        if self._journal is not None:
+            self._digest = self._hasher.submit(self._journal.digest_of, posterior)
+
+    def acknowledge(self, fold: int, decided: Sequence[Notice]) -> tuple[str, ...]:
         """After a fold: write down what the run has decided of sites, and which posterior it has led to.
 
         On resume, see that it is the same. Gives the updates that were refused since the last fold, in words.
@@ -172,13 +180,10 @@ class Inbox:
         elif self._journal is not None and decided:
             self.flush()
             self._written = self._writer.submit(self._journal.append, decided)
-        if self._journal is None:
-            self.flush()
-        else:
-            # The disk works meanwhile.
-            digest = self._journal.digest_of(posterior)
-            self.flush()
-            self._journal.add_posterior(fold, digest)
+        self.flush()
+        if self._journal is not None:
+            assert self._digest is not None, "a fold says when its posterior is known"
+            self._journal.add_posterior(fold, self._digest.result())
             reached("after fold")
         refused, self.refused = self.refused, []
         for error in refused:
@@ -193,6 +198,7 @@ class Inbox:
 
     def close(self) -> None:
         self._writer.shutdown()
+        self._hasher.shutdown()
 
     def _replay(self) -> None:
         arrival, self._next = self._next, next(self._recorded, None)

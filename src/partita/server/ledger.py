@@ -18,6 +18,7 @@ from partita.errors import ImproperDensity, InputError, NotOutstanding
 from partita.families import Cone, Family
 from partita.families.cone import (
     admissible_share,
+    exceeds_rounding,
     is_clear_of,
     is_surely_inside,
     larger_floor,
@@ -29,7 +30,7 @@ from partita.models import Hyper
 from partita.server.checking import check_structure, check_values
 from partita.server.flights import Flight, Flights
 from partita.server.groups import find_quotients, find_share, raise_to, slice_groups
-from partita.server.room import find_unburied_shares, fit_changes
+from partita.server.room import Usual, find_unburied_shares, fit_changes
 from partita.wire.tasks import Task, Update
 
 
@@ -68,8 +69,11 @@ class Ledger:
         self._sharing: frozenset[int] = frozenset()
         # A lower bound of all cavities, or None where it has to be computed afresh.
         self._weakest: Cone | None = prior.cone()
-        # What cannot be told from zero, beside the largest numbers that were ever added up here.
+        # What cannot be told from zero, beside the largest numbers that were ever added up here; and beside the numbers
+        # of a posterior alone.
         self._floor = rounding_floor(prior.cone())
+        self._lost = (prior, self._floor)
+        self.usual = Usual()
 
     def _no_factors(self) -> Family:
         """Factors of sites that have said nothing."""
@@ -181,9 +185,18 @@ class Ledger:
         if least == 0:
             return True
         with np.errstate(over="ignore", invalid="ignore"):
-            if admissible_share(*self._ends_and_floor(change)) < least:
+            if not self._surely_takes(change) and admissible_share(*self._ends_and_floor(change)) < least:
                 return False
             return bool(find_unburied_shares(self, [site], Family.stack([change]), least)[0] > 0)
+
+    def _surely_takes(self, change: Family) -> bool:
+        """Whether nearly all of a change keeps the posterior proper, by its smallest and its largest numbers.
+
+        Where start and end are both clear of what cannot be told from zero, so is all between them.
+        """
+        start, end = self.posterior.cone(), (self.posterior.cone_part() * change.cone_part()).cone()
+        numbers = zip(start.positive, end.positive, self._floor.positive, strict=True)
+        return not end.definite and all(exceeds_rounding((a, b), least) for a, b, least in numbers)
 
     def take(
         self,
@@ -289,7 +302,8 @@ class Ledger:
 
     def _own_cavities_share(self, sites: Sequence[int], changes: Family, total: Family, floor: Cone) -> float:
         """The same for these sites' cavities: a site's own moves with what all the others change."""
-        share = find_share(self.posterior.cone_part(), self.factors_of(sites).cone_part(), changes, total, floor)
+        lost, factors = self._lost_beside(self.posterior), self.factors_of(sites).cone_part()
+        share = find_share(self.posterior.cone_part(), lost, factors, changes, total, floor)
         if share is not None:
             return share
         cavities = self.cavities(sites).cone_part()
@@ -308,6 +322,12 @@ class Ledger:
     def floor_with(self, end: Cone) -> Cone:
         """What cannot be told from zero beside the largest numbers that were added up, these among them."""
         return larger_floor(self._floor, rounding_floor(end))
+
+    def _lost_beside(self, posterior: Family) -> Cone:
+        """What cannot be told from zero beside a posterior's numbers, computed once for each posterior."""
+        if self._lost[0] is not posterior:
+            self._lost = (posterior, rounding_floor(posterior.cone()))
+        return self._lost[1]
 
     def _ends_and_floor(self, change: Family) -> tuple[Cone, Cone, Cone]:
         """Where the posterior is, where a change would lead it, and what cannot be told from zero there."""
@@ -332,7 +352,7 @@ class Ledger:
         start = self.posterior.cone()
         weakest = self.bound() if len(sites) < self.sites else None
         share, self.posterior, cavities = self._verify(sites, changes, share, allowed, rest)
-        self._floor = self.floor_with(self.posterior.cone())
+        self._floor = larger_floor(self._floor, self._lost_beside(self.posterior))
         if weakest is not None:
             weakest = shift_cone(weakest, start, self.posterior.cone())
             own = (cavity.cone() for group in cavities for cavity in group.rows())
@@ -372,7 +392,8 @@ class Ledger:
         """Cavities with a share of changes, what has to be positive of them; None, unless all is proper."""
         if not (posterior.is_finite() and is_surely_inside(posterior.cone())):
             return None
-        quotients = find_quotients(posterior, old, changes, share) if self.divides else None
+        lost = self._lost_beside(posterior)
+        quotients = find_quotients(posterior, lost, old, changes, share) if self.divides else None
         if quotients is not None:
             return quotients
         cavities = self._cavities(sites, posterior, old * raise_to(changes, share))
@@ -390,7 +411,7 @@ class Ledger:
     def _cavities(self, sites: Sequence[int], posterior: Family, own: Family) -> Family:
         """Stacked cavities of sites with these factors: by division, or where that cancels all digits, as products."""
         divided = posterior.divide_rows(own)
-        if is_clear_of(divided.cone(), rounding_floor(posterior.cone())):
+        if is_clear_of(divided.cone(), self._lost_beside(posterior)):
             return divided
         factors = self.factors_of(range(self.sites)).copy()
         factors.put_rows(sites, own)

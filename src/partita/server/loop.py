@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from partita.errors import InputError, Stalled
+from partita.foundation.memory import keep_freed_memory
 from partita.foundation.threads import one_blas_thread
 from partita.server.events import Event
 from partita.server.folding import fold
@@ -17,6 +18,7 @@ from partita.wire.tasks import Task, Update
 
 def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
     """Algorithm 1 of the paper: ask sites, wait for their updates, fold them; until the schedule has no more to ask."""
+    keep_freed_memory()
     with closing(Inbox(run.engine, run.ledger, run.rules, journal, run.names)) as inbox:
         told: set[int] = set()
         plan: Iterator[list[int]] | None = run.settings.schedule.plan(run.board)
@@ -29,13 +31,13 @@ def iterate(run: Run, journal: Journal | None = None) -> Iterator[Event]:
             if not updates:
                 continue
             with one_blas_thread():
-                event, notices = fold(run, updates)
+                event, notices = fold(run, updates, inbox.prepare)
                 for notice in notices:
                     note(run, notice)
             new = {run.names.of(site): reason for site, reason in run.quarantined.items() if site not in told}
             told, event = set(run.quarantined), replace(event, quarantined=new)
             event = replace(event, problems=(*event.news, *event.problems))
-            refused = inbox.acknowledge(event.fold, event.posterior, notices)
+            refused = inbox.acknowledge(event.fold, notices)
             yield replace(event, replayed=inbox.replaying, refused=refused)
         for notice in inbox.finish():
             note(run, notice)

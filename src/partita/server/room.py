@@ -67,6 +67,31 @@ class HasRoom(Protocol):
         """A lower bound of all cavities, if there is one."""
         ...
 
+    usual: "Usual"
+
+
+class Usual:
+    """What is usual of sites' cavities, by a few numbers of each, kept as long as the posterior is the same.
+
+    Every fold asks twice: whether what a site proposes can be followed, and how much there is room for.
+    """
+
+    def __init__(self) -> None:
+        self._posterior: Family | None = None
+        self._known: dict[int, np.ndarray] = {}
+
+    def of(self, ledger: HasRoom, sites: Sequence[int]) -> np.ndarray:
+        """A row for each site: the smallest of what has to be positive number by number, the largest of all else."""
+        if self._posterior is not ledger.posterior:
+            self._posterior, self._known = ledger.posterior, {}
+        new = [site for site in sites if site not in self._known]
+        for rows, factors in slice_groups(ledger.factors_of(new)) if new else ():
+            positive, others = _split_leaves(ledger.posterior.divide_rows(factors))
+            least = [np.maximum(_as_rows(array).min(axis=1, initial=np.inf), 0) for array in positive]
+            found = np.array([*least, *map(_largest_of_rows, others)], np.float64)
+            self._known.update(zip(new[rows], found.T, strict=True))
+        return np.array([self._known[site] for site in sites])
+
 
 class Fitted(NamedTuple):
     """Changes of which a ledger has room for `share`, all alike; `shares` is what was left of each before that."""
@@ -117,14 +142,11 @@ def find_unburied_shares(ledger: HasRoom, sites: Sequence[int], changes: Family,
 
 def _is_in_proportion(ledger: HasRoom, sites: Sequence[int], changes: Family) -> bool:
     """Whether no end is out of proportion to a site's own cavity, by a few numbers of each: then none is buried."""
-    factors = ledger.factors_of(sites)
+    usual = PROPORTION * ledger.usual.of(ledger, sites)
     for rows, some in slice_groups(changes):
         positive, others = _split_leaves(ledger.posterior.times_rows(some))
-        usual, other_usual = _split_leaves(ledger.posterior.divide_rows(factors.slice_rows(rows)))
-        least = [np.maximum(_as_rows(array).min(axis=1, initial=np.inf), 0) for array in usual]
-        bounds = [*least, *map(_largest_of_rows, other_usual)]
-        ends = map(_largest_of_rows, [*positive, *others])
-        if not all(np.all(end <= PROPORTION * bound) for end, bound in zip(ends, bounds, strict=True)):
+        ends = np.array([_largest_of_rows(array) for array in (*positive, *others)]).T
+        if not np.all(ends <= usual[rows]):
             return False
     return True
 

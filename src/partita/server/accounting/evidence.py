@@ -167,10 +167,23 @@ class Evidence:
                 self.measured.setdefault(site, deque(maxlen=KEPT)).append((abs(short), distance))
         self.reports[site] = new
 
+    def _put_in(self, site: int) -> None:
+        if self.within:
+            self._change_product(np.add, site)
+        else:
+            self.product = jax.tree.map(lambda leaf: np.array(leaf, np.float64), self.reports[site].message)
+        self.within.add(site)
+
     def _take_out(self, site: int) -> None:
         if site in self.within:
             self.within.remove(site)
-            self.product = jax.tree.map(lambda total, own: total - own, self.product, self.reports[site].message)
+            self._change_product(np.subtract, site)
+
+    def _change_product(self, operation: np.ufunc, site: int) -> None:
+        """Put a site's message into the product, or take it out, in place: nobody else has these arrays."""
+        leaves = zip(jax.tree.leaves(self.product), jax.tree.leaves(self.reports[site].message), strict=True)
+        for total, own in leaves:
+            operation(total, own, out=total)
 
     def retire(self, site: int) -> None:
         """A site's factor has been divided out: its data count no more."""
@@ -217,9 +230,7 @@ class Evidence:
         moved = [site for site, report in reports.items() if report.place.density is not now.density]
         for site in moved:
             if site not in self.within:
-                own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.reports[site].message)
-                self.product = own if not self.within else jax.tree.map(np.add, self.product, own)
-                self.within.add(site)
+                self._put_in(site)
         values = [report.value - left_out.get(site, 0.0) for site, report in reports.items()]
         ways = [report.carried(now.hyper) for report in reports.values()]
         if moved:

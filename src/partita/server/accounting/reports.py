@@ -68,7 +68,7 @@ class Report:
 
     def carried(self, hyper: Hyper) -> float:
         """What these hyperparameters make of the value."""
-        return 0.0 if self.doubted else self.drift(self.place.hyper, hyper)
+        return 0.0 if self.doubted or not self.slopes else self.drift(self.place.hyper, hyper)
 
     def at(self, place: Place, expected: float | None = None) -> float:
         """The value elsewhere, to first order; ⟨message, μ⟩ may be known there."""
