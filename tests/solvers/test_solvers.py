@@ -29,6 +29,7 @@ from partita.solvers import (
     NaturalGradient,
     Outcome,
     SolverInfo,
+    StochasticNaturalGradient,
     natural_means,
 )
 
@@ -84,6 +85,7 @@ MEAN_FIELD = {
         NaturalGradient(0.5, precision_rate=0.2, adaptive=False, steps=300, batch_size=None),
         1e-9,
     ),
+    "stochastic natural gradient": (StochasticNaturalGradient(0.5, steps=60, batch_size=None), 1e-9),
     "natural gradient of the means": (Gradient(natural_means(optax.sgd(0.2)), steps=300), 1e-9),
     "adaptive natural gradient": (NaturalGradient(0.02, precision_rate=0.2, steps=1500, batch_size=None), 1e-7),
 }
