@@ -43,8 +43,8 @@ REASONS = {
     Outcome.CONVERGED: "changed less than its tolerance",
     Outcome.HELD_BACK: "found no step, however small, that is proper and no worse: scale the data, or lower `damping`",
     Outcome.NOT_FINITE: "met a value that is not finite: lower the learning rate, or scale the data",
-    Outcome.SHORTENED: "took less than whole steps at its rate, because the posterior would have become improper: lower "
-    "the rate",
+    Outcome.SHORTENED: "took less than whole steps at its rate, because the posterior would have become improper: "
+    "lower the rate",
 }
 
 
@@ -113,6 +113,10 @@ class SteppedSolver(Solver):
     @abstractmethod
     def reached(self, problem: LocalProblem, carried: Any) -> Family:
         """The refined posterior as it is now."""
+
+    def held(self, carried: Any) -> int | Array:
+        """How often a number was left where it was, because its step would have been improper."""
+        return 0
 
 
 class Batches(eqx.Module):

@@ -1,7 +1,8 @@
 """Rates that fall, so that what is drawn at random averages out (Robbins and Monro, 1951)."""
 
+from typing import Any
+
 import equinox as eqx
-import jax.numpy as jnp
 
 from partita.errors import InputError
 from partita.foundation.checks import check_positive, check_share
@@ -16,7 +17,7 @@ class RobbinsMonro(eqx.Module):
         delay: after how many steps it has fallen by 2^power.
         power: above ½ and at most 1.
 
-    >>> float(RobbinsMonro(0.5, delay=10)(10))
+    >>> RobbinsMonro(0.5, delay=10)(10)
     0.25
     """
 
@@ -30,5 +31,6 @@ class RobbinsMonro(eqx.Module):
         if not 0.5 < self.power <= 1:
             raise InputError(f"RobbinsMonro: power: expected more than 0.5 and at most 1, got {self.power}")
 
-    def __call__(self, number: int | Array) -> Array:
-        return self.first * (1 + jnp.asarray(number) / self.delay) ** (-self.power)
+    def __call__(self, number: int | Array) -> Any:
+        """The rate of the step after so many, a number or an array."""
+        return self.first * (1 + number / self.delay) ** (-self.power)

@@ -87,6 +87,9 @@ class StochasticNaturalGradient(SteppedSolver):
     def reached(self, problem: LocalProblem, carried: Course) -> MeanField:
         return carried.posterior
 
+    def held(self, carried: Course) -> Array:
+        return carried.held
+
     def _batches(self, problem: LocalProblem, key: Array) -> Batches:
         return Batches(problem, self.batch_size, jax.random.fold_in(key, 0))
 
@@ -101,7 +104,7 @@ class StochasticNaturalGradient(SteppedSolver):
 
 
 def hold_improper(before: MeanField, after: MeanField) -> tuple[MeanField, Array]:
-    """`after`, but with those coordinates as they were before whose precision is not positive; and how many they are."""
+    """`after`, with coordinates as they were before where their precision is not positive; and how many these are."""
     positive = jax.tree.map(lambda p: p > 0, after.precision)
 
     def chosen(new: Any, old: Any) -> Any:
