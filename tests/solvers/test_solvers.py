@@ -30,6 +30,7 @@ from partita.solvers import (
     Outcome,
     SolverInfo,
     StochasticNaturalGradient,
+    TrustRegion,
     natural_means,
 )
 
@@ -73,6 +74,8 @@ def refined(solver, posterior: str = "full") -> tuple[pt.families.Family, Solver
 EXACT = {
     "fixed point": (FixedPoint(steps=60, step_size=0.5), 1e-9),
     "undamped fixed point": (FixedPoint(steps=60), 1e-9),
+    "trust region": (TrustRegion(0.05, steps=60), 1e-9),
+    "symmetric trust region": (TrustRegion(0.05, steps=60, divergence="symmetric"), 1e-9),
     "conjugate gradient": (ConjugateGradient(steps=30), 1e-9),
     "lbfgs": (Gradient("lbfgs", steps=100), 1e-9),
     "adam": (Gradient("adam", learning_rate=0.05, epochs=1000), 1e-7),
@@ -188,6 +191,9 @@ def test_a_step_that_no_halving_makes_proper_is_reported_and_not_taken():
         (FixedPoint, {"step_size": 0.0}),
         (FixedPoint, {"step_size": 1.1}),
         (FixedPoint, {"step_size": np.nan}),
+        (TrustRegion, {"radius": 0.0}),
+        (TrustRegion, {"divergence": "euclidean"}),
+        (StochasticNaturalGradient, {"rate": 1.5}),
         (FixedPoint, {"batch_size": 0}),
         (FixedPoint, {"tolerance": -1.0}),
         (Gradient, {"optimiser": "newton"}),

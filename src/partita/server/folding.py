@@ -58,7 +58,7 @@ def fold(run: Run, updates: Sequence[Update]) -> tuple[Event, list[Notice]]:
     for site, share in zip(sites, after.shares, strict=True):
         if share < run.setup.least:
             run.accounts.distrust(site)
-    if run.learner is not None and received.complete:
+    if run.learner is not None and run.learner.is_ready(received.complete):
         _step_hyper(run, run.learner, before)
     change = run.accounts.move(before)
     stuck = _find_obstacles(run, updates, left, taken)

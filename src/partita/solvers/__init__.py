@@ -10,12 +10,14 @@ from partita.solvers.moment_matching import MomentMatching
 from partita.solvers.natural_gradient import NaturalGradient
 from partita.solvers.rates import RobbinsMonro
 from partita.solvers.stochastic_natural_gradient import StochasticNaturalGradient
+from partita.solvers.trust_region import TrustRegion
 
 REGISTRY: dict[str, type[Solver]] = {
     "fixed-point": FixedPoint,
     "gradient": Gradient,
     "natural-gradient": NaturalGradient,
     "stochastic-natural-gradient": StochasticNaturalGradient,
+    "trust-region": TrustRegion,
     "message": Message,
     "moment-matching": MomentMatching,
     "conjugate-gradient": ConjugateGradient,
@@ -37,5 +39,6 @@ __all__ = [
     "SolverInfo",
     "SteppedSolver",
     "StochasticNaturalGradient",
+    "TrustRegion",
     "natural_means",
 ]

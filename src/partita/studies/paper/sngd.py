@@ -1,4 +1,4 @@
-"""Global VI for networks: the paper's appendix on stochastic natural gradients (D.6), and other solvers beside.
+"""Global VI for networks: the paper's appendix on stochastic natural gradients (E.6), and other solvers beside.
 
 Every solver goes on from epoch to epoch without a break, and its posterior is looked at on the way.
 """
