@@ -76,7 +76,7 @@ class StochasticNaturalGradient(SteppedSolver):
 
     def begin(self, problem: LocalProblem, posterior: Family, factor: Family) -> Course:
         order = self._batches(problem, jax.random.key(0)).start()
-        return Course(jnp.asarray(0), order, posterior.as_mean_field(NAME), jnp.asarray(0), jnp.asarray(True))
+        return Course(jnp.asarray(0), order, posterior.as_mean_field(NAME), jnp.zeros((), jnp.int32), jnp.asarray(True))
 
     def advance(self, problem: LocalProblem, carried: Course, end: Array, *, key: Array) -> Course:
         batches = self._batches(problem, key)
@@ -116,5 +116,5 @@ def hold_improper(before: MeanField, after: MeanField) -> tuple[MeanField, Array
             chosen(after.precision_times_location, before.precision_times_location),
             chosen(after.precision, before.precision),
         ),
-        jnp.asarray(held),
+        jnp.asarray(held, jnp.int32),
     )
