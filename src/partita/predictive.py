@@ -1,6 +1,7 @@
 """What a posterior predicts: the likelihood's response, averaged over the parameters."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -37,6 +38,39 @@ def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any
         numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
         variance: np.ndarray = on_host(_choose(_predictive_variance, model, X)(predictor, posterior, X, numbers))
     return np.sqrt(variance[: len(rows)])
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A shard that is drawn from a model: generative replay of data that are gone (Section 7.1; Shin et al., 2017).
+
+    Given in place of a shard, with the factor that stands for those data, it is a site like any other, whose rows are
+    drawn where it loads them: `fit(model, [Replay(…), new], factors=[old.posterior / old.prior, flat])`.
+
+    Args:
+        model: what draws targets, given inputs and one draw of θ.
+        posterior: what is known of θ.
+        inputs: rows of inputs, which a model of targets does not draw.
+        like: some observed targets, which say of what kind they are.
+        seed: with the same seed, the same targets.
+    """
+
+    model: Predictor
+    posterior: Family
+    inputs: Any
+    like: Any
+    seed: int = 0
+
+    def __call__(self) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs with targets that were drawn for them."""
+        model = self.model
+        X = np.asarray(self.inputs)
+        rows = model.shard(0, (X, np.resize(np.asarray(self.like), len(X)))).data
+        draw_key, target_key = jax.random.split(jax.random.key(self.seed))
+        with precision(model.dtype):
+            hyper = {name: np.asarray(value, model.dtype) for name, value in model.hyper.items()}
+            drawn = on_host(model.replicated(self.posterior.sample(draw_key), rows, hyper, target_key))
+        return X, drawn["y"]
 
 
 def scaled_columns(design: Row, X: Any) -> np.ndarray:

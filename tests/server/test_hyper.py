@@ -43,6 +43,52 @@ def test_type_two_estimates_agree_with_the_direct_maximiser(data, schedule):
     assert result.log_evidence == pytest.approx(-direct.fun, abs=1e-6)
 
 
+def test_a_local_step_sees_the_sites_of_its_fold_alone(data):
+    """M times their mean share, and the prior's own: on average over sites, the whole gradient (Section 2.2)."""
+    from partita.server.hyper import LearnHyper
+    from partita.wire.tasks import Update
+
+    model = pt.models.LinearRegression(features=6, noise=0.8, prior_scale=1.3, intercept=False)
+    fitted = pt.fit(model, pt.datasets.split(data, sites=3), schedule=pt.schedules.OnePass())
+    updates = [
+        Update(m, 0, fitted.posterior, 0.0, hyper_gradient={"noise": g, "prior_scale": 0.0})
+        for m, g in enumerate((2.0, -5.0, 7.0))
+    ]
+    whole, local = (LearnHyper(local=local).begin(model, 3) for local in (False, True))
+    whole.add(updates)
+    found = []
+    for update in updates:
+        local.add([update])
+        assert local.is_ready(complete=False)
+        found.append(local.gradient(fitted.posterior))
+    prior = whole.gradient(fitted.posterior)["prior_scale"]
+    assert [one["noise"] for one in found] == pytest.approx([6.0, -15.0, 21.0])
+    assert [one["prior_scale"] for one in found] == pytest.approx([prior] * 3)
+    assert np.mean([one["noise"] for one in found]) == pytest.approx(whole.gradient(fitted.posterior)["noise"])
+    assert not whole.is_ready(complete=False)
+    local.add(updates[:2])
+    assert local.gradient(fitted.posterior)["noise"] == pytest.approx(3 * (2.0 - 5.0) / 2)
+    local.forget(0)
+    local.forget(1)
+    assert not local.is_ready(complete=False)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [pt.schedules.RandomOrder(passes=400), pt.schedules.Asynchronous(updates=2000)],
+    ids=["random order", "asynchronous"],
+)
+def test_local_steps_come_to_the_direct_maximiser(data, schedule):
+    """From one site at a time, whose share is far from the mean: sites differ in what they say of the noise."""
+    direct = minimize(lambda logs: -log_marginal(*data, *np.exp(logs)), [0, 0], method="Nelder-Mead")
+    model = pt.models.LinearRegression(features=6, noise=1.5, intercept=False)
+    shards = pt.datasets.split(data, sites=5)
+    local = pt.LearnHyper(local=True, first_step=0.2)
+    result = pt.fit(model, shards, schedule=schedule, hyper=local, damping=1.0)
+    found = [result.hyper["prior_scale"], result.hyper["noise"]]
+    np.testing.assert_allclose(found, np.exp(direct.x), rtol=0.03)
+
+
 def test_gradient_from_shares_is_the_gradient_of_the_marginal_likelihood(data):
     """At the optimal posterior for given hyperparameters (Section 2.2), by finite differences."""
     from partita.server.hyper import LearnHyper

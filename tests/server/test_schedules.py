@@ -19,6 +19,7 @@ from partita.server.schedules import (
     OnePass,
     Priority,
     RandomOrder,
+    Rehearsal,
     Sequential,
     Synchronous,
     from_settings,
@@ -95,6 +96,10 @@ def test_sequential_goes_round_in_order():
 
 def test_one_pass_asks_each_site_once():
     assert played(OnePass()) == [[0], [1], [2], [3]]
+    # Two tasks, then their memories; and two tasks of which only the first has one.
+    assert played(Rehearsal(tasks=2)) == [[0], [2], [1], [2], [3]]
+    assert played(Rehearsal(tasks=2, passes=2)) == [[0], [2], [2], [1], [2], [3], [2], [3]]
+    assert played(Rehearsal(tasks=3)) == [[0], [3], [1], [3], [2], [3]]
 
 
 def test_random_order_asks_each_site_once_a_pass():
@@ -197,6 +202,7 @@ def test_participation_is_a_share(wrong):
     [
         (Sequential(passes=2), [0, 1, 2, 3] * 2),
         (OnePass(), [0, 1, 2, 3]),
+        (Rehearsal(tasks=2), [0, 2, 1, 2, 3]),
         (RandomOrder(passes=3), flat(played(RandomOrder(passes=3), seed=5))),
     ],
 )

@@ -29,6 +29,8 @@ from partita.solvers import (
     NaturalGradient,
     Outcome,
     SolverInfo,
+    StochasticNaturalGradient,
+    TrustRegion,
     natural_means,
 )
 
@@ -72,6 +74,8 @@ def refined(solver, posterior: str = "full") -> tuple[pt.families.Family, Solver
 EXACT = {
     "fixed point": (FixedPoint(steps=60, step_size=0.5), 1e-9),
     "undamped fixed point": (FixedPoint(steps=60), 1e-9),
+    "trust region": (TrustRegion(0.05, steps=60), 1e-9),
+    "symmetric trust region": (TrustRegion(0.05, steps=60, divergence="symmetric"), 1e-9),
     "conjugate gradient": (ConjugateGradient(steps=30), 1e-9),
     "lbfgs": (Gradient("lbfgs", steps=100), 1e-9),
     "adam": (Gradient("adam", learning_rate=0.05, epochs=1000), 1e-7),
@@ -84,6 +88,7 @@ MEAN_FIELD = {
         NaturalGradient(0.5, precision_rate=0.2, adaptive=False, steps=300, batch_size=None),
         1e-9,
     ),
+    "stochastic natural gradient": (StochasticNaturalGradient(0.5, steps=60, batch_size=None), 1e-9),
     "natural gradient of the means": (Gradient(natural_means(optax.sgd(0.2)), steps=300), 1e-9),
     "adaptive natural gradient": (NaturalGradient(0.02, precision_rate=0.2, steps=1500, batch_size=None), 1e-7),
 }
@@ -186,6 +191,9 @@ def test_a_step_that_no_halving_makes_proper_is_reported_and_not_taken():
         (FixedPoint, {"step_size": 0.0}),
         (FixedPoint, {"step_size": 1.1}),
         (FixedPoint, {"step_size": np.nan}),
+        (TrustRegion, {"radius": 0.0}),
+        (TrustRegion, {"divergence": "euclidean"}),
+        (StochasticNaturalGradient, {"rate": 1.5}),
         (FixedPoint, {"batch_size": 0}),
         (FixedPoint, {"tolerance": -1.0}),
         (Gradient, {"optimiser": "newton"}),

@@ -12,10 +12,12 @@ import partita as pt
 from partita import cli
 from partita.errors import InputError
 from partita.foundation import compilation
-from partita.solvers import FixedPoint
+from partita.server.schedules import Synchronous
+from partita.solvers import FixedPoint, Gradient
+from partita.studies.checkpoints import keep, recall
 from partita.studies.committee import split_prior
 from partita.studies.images import Images
-from partita.studies.paper import federated
+from partita.studies.paper import federated, sngd
 from partita.studies.progress import duration
 from partita.studies.runner import START_UP, Cell, Watch, run_study
 from partita.studies.tables import curves, messages_to, spread, summary
@@ -78,7 +80,7 @@ def test_rows_of_a_study_and_its_second_run(partita, tmp_path):
         (["federated", "--quick", "--method", "pvi-sync,fedavg"], "--method: expected one of global-vi, bcm-same"),
         (
             ["sngd", "--quick", "--method", "sgd"],
-            "--method: expected one of adam, adam-decaying, sngd, natural-gradient, got 'sgd'",
+            "--method: expected one of adam, adam-decaying, sngd, sngd-fisher, natural-gradient, got 'sgd'",
         ),
         (["federated", "--quick", "--rounds", "2"], "--rounds"),
     ],
@@ -119,6 +121,66 @@ class Recorded(Watch):
 
     def row(self, cell, row):
         self.rows.append(row)
+
+
+def test_a_long_cell_goes_on_where_it_was_stopped(tmp_path):
+    """What it keeps is found again, and gone when it has finished; all rows are written once."""
+    stops = [True, False]
+
+    def go_on(path):
+        rows, carried = recall(path, {"sum": np.zeros(2)})
+        yield from rows
+        for number in range(len(rows) + 1, 5):
+            if number == 3 and stops.pop(0):
+                raise KeyboardInterrupt
+            carried = {"sum": carried["sum"] + number}
+            rows.append({"round": number, "error": float(carried["sum"][0])})
+            keep(path, rows, carried)
+            yield rows[-1]
+
+    long = replace(cell("a"), go_on=go_on)
+    with pytest.raises(KeyboardInterrupt):
+        run_study([long], tmp_path, lambda: 100.0, Recorded())
+    assert [path.suffix for path in (tmp_path / "cells").iterdir()] == [".npz"]
+    rows = run_study([long], tmp_path, lambda: 100.0, Recorded())
+    assert [(row["round"], row["error"]) for row in rows] == [(1, 1.0), (2, 3.0), (3, 6.0), (4, 10.0)]
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == [long.path]
+
+
+@pytest.mark.parametrize("name", ["adam", "sngd"])
+def test_traces_of_solvers_end_where_a_fit_ends_though_they_were_stopped(tmp_path, name):
+    images = Images.load("digits")
+    trace = sngd.Trace(name, 0.002, 12, 3, seed=1)
+    path = tmp_path / "kept.npz"
+    stopped = sngd.follow(images, trace, path)
+    first = next(stopped), next(stopped)
+    rows = list(sngd.follow(images, trace, path))
+    straight = list(sngd.follow(images, trace))
+    seconds = {"seconds": None}
+    assert [{**row, **seconds} for row in rows] == [{**row, **seconds} for row in straight]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    # The second row was yielded before it was kept: it was computed again.
+    assert {**first[1], **seconds} == {**rows[1], **seconds}
+    model = images.network([12], start_scale=0.03, init_seed=1)
+    solver, expectation = sngd.solver(name, 0.002, 3, len(images.train[1]))
+    settings = {"expectation": expectation, "schedule": pt.schedules.Synchronous(1), "damping": 1.0, "seed": 1}
+    fitted = pt.fit(model, [images.train], solver=solver, **settings)
+    assert images.score(model, fitted.posterior)["nll"] == pytest.approx(rows[-1]["nll"], rel=1e-5)
+    assert fitted.log_evidence == pytest.approx(rows[-1]["free_energy"], rel=1e-3)
+
+
+def test_lengths_and_rates_of_the_solvers_study():
+    images = Images.load("digits")
+    rates = {name: method.rate(20) for name, method in sngd.METHODS.items()}
+    made = sngd.cells(images, ["sngd"], 1, {200: 1000, 500: 800}, sweep=True)
+    assert [(one.setting, one.method) for one in made] == [
+        (f"{width} units", f"sngd {rate:g}") for width in (200, 500) for rate in sngd.METHODS["sngd"].rates
+    ]
+    assert sngd.cells(images, None, 1, {200: 20})[2].settings["rate"] == rates["sngd"]
+    trace = sngd.Trace("sngd", 0.1, 5, 74, 0)
+    shown = [epoch for epoch in range(1, 75) if trace.is_shown(epoch)]
+    assert shown == [1, 2, 3, 4, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 70, 74]
+    assert trace.looks == len(shown)
 
 
 def cell(method: str, problem: type[BaseException] | None = None, **settings) -> Cell:
@@ -190,6 +252,78 @@ def test_a_committee_splits_its_prior_by_rows():
         scale = 0.5 / (rows / 60) ** 0.5
         alone = pt.fit(replace(logistic, prior_scale=scale), [shard], solver=FixedPoint(steps=50))
         np.testing.assert_allclose(factor.precision, alone.factors[0].precision, rtol=1e-6)
+
+
+def committee_data():
+    """Unequal sites, of 4, 11 and 45 rows."""
+    rng = np.random.default_rng(4)
+    X, y = rng.normal(size=(60, 3)), rng.normal(size=60)
+    return X, y, [(X[:4], y[:4]), (X[4:15], y[4:15]), (X[15:], y[15:])]
+
+
+def test_both_committees_combine_as_the_paper_writes():
+    """Section 7.1, by matrices: ∏ q_k, q_k ∝ p^(N_k / N) p(y_k | θ); and ∏ q_k / p^(K - 1), q_k ∝ p(θ) p(y_k | θ)."""
+    _, _, shards = committee_data()
+    noise, scale = 0.7, 0.5
+    model = pt.models.LinearRegression(3, noise=noise, prior_scale=scale, intercept=False)
+    P = np.eye(3) / scale**2
+
+    def member(share, rows):
+        """Precision, and precision times location, of a sub-posterior with so much of the prior."""
+        X, y = rows
+        return share * P + X.T @ X / noise**2, X.T @ y / noise**2
+
+    split = [member(len(rows[1]) / 60, rows) for rows in shards]
+    found = split_prior(model, shards, FixedPoint(step_size=1.0))
+    for ours, share, (precision, shift) in zip(found.factors, (4 / 60, 11 / 60, 45 / 60), split, strict=True):
+        np.testing.assert_allclose(ours.precision + share * P, precision, rtol=1e-9)
+        np.testing.assert_allclose(ours.precision_times_location, shift, rtol=1e-9)
+    total = sum(precision for precision, _ in split)
+    np.testing.assert_allclose(found.posterior.precision, total, rtol=1e-9)
+    np.testing.assert_allclose(found.posterior.location, np.linalg.solve(total, sum(h for _, h in split)), rtol=1e-9)
+    # An equal share for everybody would not add up to p here, whatever sites have.
+    same = pt.fit(model, shards, solver=FixedPoint(step_size=1.0), schedule=pt.schedules.Synchronous(1), damping=1.0)
+    whole = [member(1.0, rows) for rows in shards]
+    np.testing.assert_allclose(same.posterior.precision, sum(p for p, _ in whole) - 2 * P, rtol=1e-9)
+    np.testing.assert_allclose(same.posterior.precision, total, rtol=1e-9)
+
+
+def test_committees_differ_where_nothing_is_conjugate_and_by_whose_prior_is_how_wide():
+    """Each member by its own L-BFGS on its own bound: shares by rows, not equal ones, are what comes out."""
+    _, _, data = committee_data()
+    shards = [(X, (y > 0).astype(float)) for X, y in data]
+    model = pt.models.LogisticRegression(3, prior_scale=0.5, intercept=False)
+    solver = Gradient("lbfgs", steps=100)
+
+    def product(shares):
+        alone = [
+            pt.fit(
+                replace(model, prior_scale=0.5 / share**0.5),
+                [rows],
+                solver=solver,
+                schedule=Synchronous(1),
+                damping=1.0,
+            )
+            for share, rows in zip(shares, shards, strict=True)
+        ]
+        return sum(one.posterior.precision for one in alone)
+
+    found = split_prior(model, shards, solver).posterior.precision
+    np.testing.assert_allclose(found, product([4 / 60, 11 / 60, 45 / 60]), rtol=1e-4)
+    assert np.abs(found / product([1 / 3] * 3) - 1).max() > 0.02
+
+
+def test_a_row_of_weight_two_is_two_rows_to_a_committee():
+    X, y, _ = committee_data()
+    y = (y > 0).astype(float)
+    model = pt.models.LogisticRegression(3, prior_scale=0.5, intercept=False)
+    rest = (X[20:], y[20:])
+    twice = (np.concatenate([X[:20], X[:20]]), np.concatenate([y[:20], y[:20]]))
+    weighed, doubled = (
+        split_prior(model, [first, rest], FixedPoint(steps=50)).posterior
+        for first in ((X[:20], y[:20], np.full(20, 2.0)), twice)
+    )
+    np.testing.assert_allclose(weighed.precision, doubled.precision, rtol=1e-9)
 
 
 def test_sites_of_the_federated_study():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.datasets.coresets import hold_out, k_centre, random_rows
 from partita.models import prior_of
 from partita.studies.images import Images
 from partita.studies.pages import KEYS
@@ -38,24 +39,24 @@ def farthest_first(X, number, first):
 
 def test_k_centre_picks_what_brute_force_picks():
     X = np.random.default_rng(0).normal(size=(60, 3))
-    assert vcl.k_centre(X, 12, first=5).tolist() == farthest_first(X, 12, 5)
+    assert k_centre(X, 12, first=5).tolist() == farthest_first(X, 12, 5)
 
 
 def test_k_centre_finds_an_outlier_and_every_cluster():
     centres = np.array([[0.0, 0], [10, 0], [0, 10], [100, 100]])
     X = np.repeat(centres, [40, 30, 20, 1], axis=0) + np.random.default_rng(0).normal(0, 0.1, (91, 2))
-    chosen = vcl.k_centre(X, 4)
+    chosen = k_centre(X, 4)
     assert sorted(np.searchsorted([40, 70, 90], chosen, "right")) == [0, 1, 2, 3]
 
 
 def test_k_centre_takes_no_row_twice_where_rows_are_equal():
-    assert len(set(vcl.k_centre(np.ones((9, 2), np.float32), 6))) == 6
+    assert len(set(k_centre(np.ones((9, 2), np.float32), 6))) == 6
 
 
 def test_coreset_rows_are_held_out():
     X, y = np.arange(30.0)[:, None], np.arange(30)
-    rows = vcl.random_rows(X, 7, np.random.default_rng(0))
-    coreset, rest = vcl.hold_out((X, y), rows)
+    rows = random_rows(X, 7, np.random.default_rng(0))
+    coreset, rest = hold_out((X, y), rows)
     assert coreset[1].tolist() == rows.tolist()
     assert len(set(rows)) == 7
     assert sorted([*coreset[1], *rest[1]]) == list(range(30))

@@ -1,5 +1,6 @@
 """Public data, and ways to spread data over sites."""
 
+from partita.datasets.coresets import hold_out, k_centre_rows, random_rows
 from partita.datasets.documents import load_documents
 from partita.datasets.registry import NAMES as NAMES
 from partita.datasets.registry import REGISTRY, load, load_split
@@ -13,10 +14,13 @@ __all__ = [
     "REGISTRY",
     "How",
     "column_units",
+    "hold_out",
+    "k_centre_rows",
     "load",
     "load_documents",
     "load_split",
     "load_table",
+    "random_rows",
     "read_columns",
     "read_csv",
     "read_header",

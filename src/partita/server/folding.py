@@ -63,7 +63,7 @@ def fold(
     for site, share in zip(sites, after.shares, strict=True):
         if share < run.setup.least:
             run.accounts.distrust(site)
-    if run.learner is not None and received.complete:
+    if run.learner is not None and run.learner.is_ready(received.complete):
         _step_hyper(run, run.learner, before)
     prepare(ledger.posterior)
     change = run.accounts.move(before)

@@ -19,6 +19,7 @@ from partita.families import Family, inner
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array, on_host, precision
 from partita.models import AbstractModel, Hyper
+from partita.solvers.rates import RobbinsMonro
 from partita.wire.tasks import Update
 
 
@@ -31,17 +32,23 @@ class LearnHyper:
 
     Where something is known before, such as from earlier batches of a stream, `prior={"noise": (0.3, 0.1)}` says
     that 0.3 is the median of that hyperparameter, and 0.1 the standard deviation of its logarithm.
+
+    With `local`, a step is taken at every fold, from what the sites say that are in it, as if all were like them: the
+    stochastic approximation of the gradient (Section 2.2) that uses only local information. One needs no shares of the
+    others then, and steps are Adam's, of `first_step` / (1 + i / `delay`), so that what sites differ by averages out.
     """
 
     names: str | tuple[str, ...] = ()
     first_step: float = 0.1
     largest_step: float = 0.5
     prior: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    local: bool = False
+    delay: float = 20.0
 
     def __post_init__(self) -> None:
         if isinstance(self.names, str):
             object.__setattr__(self, "names", (self.names,))
-        check_positive("LearnHyper: ", first_step=self.first_step, largest_step=self.largest_step)
+        check_positive("LearnHyper: ", first_step=self.first_step, largest_step=self.largest_step, delay=self.delay)
         for name, known in self.prior.items():
             if not isinstance(known, Sequence) or len(known) != 2:
                 raise InputError(f"LearnHyper: prior of {name}: expected a median and a deviation, got {known!r}")
@@ -56,7 +63,7 @@ class LearnHyper:
 
 
 class HyperLearner:
-    """The server's state: the latest share of every site, and the optimiser's. Steps when all have reported."""
+    """The server's state: every site's latest share, and the optimiser's. Steps once all have reported, or always."""
 
     def __init__(self, settings: LearnHyper, model: AbstractModel, sites: int):
         self.settings, self.model, self.sites = settings, model, sites
@@ -67,7 +74,14 @@ class HyperLearner:
         # By the logarithms, where sites were asked. Of a site that is away, the latest share stands for its data, as
         # its factor does in the posterior.
         self._shares: dict[int, Hyper] = {}
-        self._optimiser = optax.rprop(settings.first_step, min_step_size=1e-9, max_step_size=settings.largest_step)
+        # Who has reported since the latest step.
+        self._heard: list[int] = []
+        falling = RobbinsMonro(settings.first_step, settings.delay) if settings.local else None
+        self._optimiser = (
+            optax.rprop(settings.first_step, min_step_size=1e-9, max_step_size=settings.largest_step)
+            if falling is None
+            else optax.adam(falling)
+        )
         with precision(model.dtype):
             self._state = self._optimiser.init(self._logarithms())
 
@@ -79,6 +93,7 @@ class HyperLearner:
 
     def add(self, updates: Sequence[Update]) -> dict[int, str]:
         """Keep what sites say. Gives whose gradients cannot be."""
+        self._heard = [update.site for update in updates]
         for update in updates:
             self._shares[update.site] = {n: float(g) * self.hyper[n] for n, g in update.hyper_gradient.items()}
         return {
@@ -94,18 +109,25 @@ class HyperLearner:
         others = [share[name] for other, share in self._shares.items() if other != site]
         return len(others) > 1 and not any(others) and self._shares.get(site, {}).get(name, 0.0) != 0
 
+    def is_ready(self, complete: bool) -> bool:
+        """Whether there is a step to take after a fold, given whether all sites have reported."""
+        return complete or (self.settings.local and any(site in self._shares for site in self._heard))
+
     def forget(self, site: int) -> None:
         """A site's share does not count any more."""
         self._shares.pop(site, None)
 
     def gradient(self, posterior: Family) -> Hyper:
-        """dF/dε from the sites' shares and the prior's own."""
+        """dF/dε from the sites' shares and the prior's own; with `local`, from those of the latest fold alone."""
         with precision(self.model.dtype):
             prior = _prior_gradient(self.model, self._arrays(), posterior)
         for site in [site for site in self._shares if any(self._is_odd(site, name) for name in self.names)]:
             self.forget(site)
-        shares = [self._shares[site] for site in sorted(self._shares)]
-        return {n: sum(share[n] for share in shares) / self.hyper[n] + float(prior[n]) for n in self.names}
+        local = self.settings.local
+        shares = [self._shares[site] for site in sorted(self._shares) if not local or site in self._heard]
+        # Sites of a fold stand for all of them, as a mini-batch stands for the data.
+        weight = self.sites / len(shares) if local and shares else 1.0
+        return {n: weight * sum(share[n] for share in shares) / self.hyper[n] + float(prior[n]) for n in self.names}
 
     def _prior_slope(self, name: str) -> float:
         """d log p(log ε) / d log ε."""

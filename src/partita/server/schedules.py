@@ -207,6 +207,37 @@ class OnePass(Schedule):
 
 
 @dataclass(frozen=True)
+class Rehearsal(Schedule):
+    """Tasks once, in order, and after each of them the memories of all so far again (Sections 2.1, 5 and 7.1).
+
+    The first `tasks` sites are what comes; a site after them is the memory of the task in the same place: rows that
+    were held out of it, so that none counts twice. A memory is a site that is refined again, so that what a later task
+    has made of the posterior is put right where rows of an earlier one object; tasks are seen once, as in `OnePass`.
+    """
+
+    tasks: int = 1
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("schedule: ", tasks=self.tasks, passes=self.passes)
+        self.check_settled()
+
+    def plan(self, board: Board) -> Iterator[list[int]]:
+        for task in range(min(self.tasks, board.sites)):
+            yield from board.turns([task])
+            for _ in range(self.passes):
+                yield from board.turns(self._memories(task, board.sites))
+
+    def _memories(self, task: int, sites: int) -> range:
+        """The memories of all tasks up to this one."""
+        return range(self.tasks, min(sites, self.tasks + task + 1))
+
+    def total(self, sites: int) -> int:
+        tasks = range(min(self.tasks, sites))
+        return len(tasks) + self.passes * sum(len(self._memories(task, sites)) for task in tasks)
+
+
+@dataclass(frozen=True)
 class RandomOrder(Schedule):
     """One site after the other, in a new random order each pass."""
 
@@ -351,6 +382,7 @@ class Asynchronous(Schedule):
 REGISTRY: dict[str, type[Schedule]] = {
     "sequential": Sequential,
     "one-pass": OnePass,
+    "rehearsal": Rehearsal,
     "random-order": RandomOrder,
     "priority": Priority,
     "synchronous": Synchronous,

@@ -27,6 +27,7 @@ class Outcome(IntEnum):
     CONVERGED = 1
     HELD_BACK = 2
     NOT_FINITE = 3
+    SHORTENED = 4
 
     @property
     def reason(self) -> str:
@@ -42,6 +43,8 @@ REASONS = {
     Outcome.CONVERGED: "changed less than its tolerance",
     Outcome.HELD_BACK: "found no step, however small, that is proper and no worse: scale the data, or lower `damping`",
     Outcome.NOT_FINITE: "met a value that is not finite: lower the learning rate, or scale the data",
+    Outcome.SHORTENED: "took less than whole steps at its rate, because the posterior would have become improper: "
+    "lower the rate",
 }
 
 
@@ -86,6 +89,34 @@ class Solver(eqx.Module):
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
         """The refined posterior; `SolverInfo.expected_log_prob` is E_q[log p] where it started."""
+
+
+class SteppedSolver(Solver):
+    """A solver that can stop after any step, be looked at, and go on as if it had not stopped.
+
+    `refine` is `begin`, then `advance` until `limit`, then `reached`. What is carried from step to step is a pytree of
+    arrays, so that it can be kept on disk.
+    """
+
+    @abstractmethod
+    def limit(self, problem: LocalProblem) -> Array:
+        """How many steps a refinement has."""
+
+    @abstractmethod
+    def begin(self, problem: LocalProblem, posterior: Family, factor: Family) -> Any:
+        """What is carried, before the first step."""
+
+    @abstractmethod
+    def advance(self, problem: LocalProblem, carried: Any, end: Array, *, key: Array) -> Any:
+        """What is carried after the `end`-th step, or where there is nothing more to do."""
+
+    @abstractmethod
+    def reached(self, problem: LocalProblem, carried: Any) -> Family:
+        """The refined posterior as it is now."""
+
+    def held(self, carried: Any) -> int | Array:
+        """How often a number was left where it was, because its step would have been improper."""
+        return 0
 
 
 class Batches(eqx.Module):

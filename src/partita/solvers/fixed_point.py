@@ -23,6 +23,7 @@ class _State(NamedTuple):
     step_size: Array
     first_value: Array
     outcome: Array
+    is_shortened: Array
 
 
 class FixedPoint(Solver):
@@ -31,8 +32,8 @@ class FixedPoint(Solver):
     With `step_size` ρ = 1 and a conjugate model one step is the analytic update; with ρ < 1 a step is natural
     gradient ascent, which is mirror descent. "auto" starts from ρ = 1 and halves it while the local free energy
     would fall, which only happens where a whole step overshoots; conjugate models always take it whole. A number is
-    used as it is, and halved only while the posterior would become improper. `batch_size` estimates the expectation
-    from that many random rows.
+    used as it is, and halved only while the posterior would become improper; the outcome says that it was. `batch_size`
+    estimates the expectation from that many random rows.
     """
 
     steps: int = 1
@@ -78,9 +79,12 @@ class FixedPoint(Solver):
             jnp.asarray(largest, posterior.dtype),
             jnp.zeros((), posterior.dtype),
             jnp.asarray(Outcome.STEPS_DONE),
+            jnp.asarray(False),
         )
         end = jax.lax.while_loop(again, lambda state: self._step(problem, state, key), start)
-        return end.posterior, SolverInfo(end.first_value, end.number, end.outcome)
+        # A rate that somebody has set is not the one that was taken.
+        told = (end.outcome == Outcome.STEPS_DONE) & end.is_shortened & (self.step_size != "auto")
+        return end.posterior, SolverInfo(end.first_value, end.number, jnp.where(told, Outcome.SHORTENED, end.outcome))
 
     def _step(self, problem: LocalProblem, state: _State, key: Array) -> _State:
         batch_key, sample_key = jax.random.split(jax.random.fold_in(key, state.number))
@@ -105,6 +109,7 @@ class FixedPoint(Solver):
             jnp.minimum(1.0, 2 * step_size) if self.step_size == "auto" else state.step_size,
             jnp.where(state.number == 0, value, state.first_value),
             outcome,
+            state.is_shortened | (step_size < state.step_size),
         )
 
     def _largest(

@@ -1,7 +1,7 @@
 """Off-the-shelf optimisers on the local free energy."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,7 +13,7 @@ from partita.families import Family
 from partita.foundation.checks import check_count, check_not_negative, check_positive
 from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.solvers.base import Batches, Outcome, Solver, SolverInfo
+from partita.solvers.base import Batches, Outcome, SolverInfo, SteppedSolver
 
 OPTIMISERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "adam": optax.adam,
@@ -22,7 +22,21 @@ OPTIMISERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
 }
 
 
-class Gradient(Solver):
+class Descent(NamedTuple):
+    """What an optimiser carries: steps so far, the order of rows, where it began, where it is, and what it remembers.
+
+    `slope` is the largest entry of the latest gradient, if somebody wants to know it, else infinite.
+    """
+
+    number: Array
+    order: Array
+    begun: Family
+    free: Any
+    memory: Any
+    slope: Array
+
+
+class Gradient(SteppedSolver):
     """Any Optax optimiser, by name or as an object, or "lbfgs", over unconstrained coordinates of q.
 
     Works for `epochs` of shuffled batches (without `batch_size`, an epoch is one step), or for `steps` if given.
@@ -69,49 +83,58 @@ class Gradient(Solver):
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
-        batches = Batches(problem, self.batch_size, jax.random.fold_in(key, 0), self.blocks)
+        batches = self._batches(problem, key)
         first, _ = batches.take(jnp.asarray(0), batches.start())
         value = first.expected_log_prob(posterior.mean() if problem.expectation.of_mean else posterior, key)
-        free, steps, outcome = self._optimise(batches, posterior, key)
-        refined = posterior.from_free(free)
+        carried = self.begin(problem, posterior, factor)
+        end = self.advance(problem, carried, self.limit(problem), key=key)
+        refined = posterior.from_free(end.free)
         good = refined.is_proper()
         refined = jax.tree.map(lambda a, b: jnp.where(good, a, b), refined, problem.cavity * factor)
-        return refined, SolverInfo(value, steps, jnp.where(good, outcome, Outcome.NOT_FINITE))
+        outcome = jnp.where(end.slope <= self.tolerance, Outcome.CONVERGED, Outcome.STEPS_DONE)
+        return refined, SolverInfo(value, end.number, jnp.where(good, outcome, Outcome.NOT_FINITE))
 
-    def _optimise(self, batches: Batches, posterior: Family, key: Array) -> tuple[Any, Array, Array]:
-        transform = self._transform()
-        limit = batches.limit(self.epochs, self.steps)
-        needs_value = isinstance(transform, optax.GradientTransformationExtraArgs)
+    def limit(self, problem: LocalProblem) -> Array:
+        return self._batches(problem, jax.random.key(0)).limit(self.epochs, self.steps)
 
-        def step(number: Array, local: LocalProblem, free: Any, state: Any) -> tuple[Any, Any, Array]:
-            sample_key = jax.random.fold_in(jax.random.fold_in(key, 1), number)
-
-            def loss(free: Any) -> Array:
-                if self.power > 0:
-                    return -local.renyi_bound(posterior.from_free(free), self.power, self.draws, sample_key)
-                return -local.free_energy(posterior.seen_from_free(free), sample_key)
-
-            value, gradient = jax.value_and_grad(loss)(free)
-            extra = {"value": value, "grad": gradient, "value_fn": loss} if needs_value else {}
-            updates, state = transform.update(gradient, state, free, **extra)
-            # Looking at every entry takes time: only where somebody wants to know.
-            size = _largest(gradient) if self.tolerance > 0 else jnp.asarray(jnp.inf, posterior.dtype)
-            return optax.apply_updates(free, updates), state, size
-
-        def body(carry: Any) -> Any:
-            number, order, free, state, _ = carry
-            local, order = batches.take(number, order)
-            return number + 1, order, *step(number, local, free, state)
-
-        def again(carry: Any) -> Array:
-            number, *_, size = carry
-            return (number < limit) & ~(size <= self.tolerance) & ~jnp.isnan(size)
-
+    def begin(self, problem: LocalProblem, posterior: Family, factor: Family) -> "Descent":
         free = posterior.to_free()
+        order = self._batches(problem, jax.random.key(0)).start()
         unknown = jnp.asarray(jnp.inf, posterior.dtype)
-        first = (jnp.asarray(0), batches.start(), free, transform.init(free), unknown)
-        steps, _, free, _, size = jax.lax.while_loop(again, body, first)
-        return free, steps, jnp.where(size <= self.tolerance, Outcome.CONVERGED, Outcome.STEPS_DONE)
+        return Descent(jnp.asarray(0), order, posterior, free, self._transform().init(free), unknown)
+
+    def advance(self, problem: LocalProblem, carried: "Descent", end: Array, *, key: Array) -> "Descent":
+        batches = self._batches(problem, key)
+
+        def again(state: Descent) -> Array:
+            return (state.number < end) & ~(state.slope <= self.tolerance) & ~jnp.isnan(state.slope)
+
+        return jax.lax.while_loop(again, lambda state: self._step(batches, state, key), carried)
+
+    def reached(self, problem: LocalProblem, carried: "Descent") -> Family:
+        return carried.begun.from_free(carried.free)
+
+    def _batches(self, problem: LocalProblem, key: Array) -> Batches:
+        return Batches(problem, self.batch_size, jax.random.fold_in(key, 0), self.blocks)
+
+    def _step(self, batches: Batches, state: "Descent", key: Array) -> "Descent":
+        transform, posterior = self._transform(), state.begun
+        local, order = batches.take(state.number, state.order)
+        sample_key = jax.random.fold_in(jax.random.fold_in(key, 1), state.number)
+
+        def loss(free: Any) -> Array:
+            if self.power > 0:
+                return -local.renyi_bound(posterior.from_free(free), self.power, self.draws, sample_key)
+            return -local.free_energy(posterior.seen_from_free(free), sample_key)
+
+        value, gradient = jax.value_and_grad(loss)(state.free)
+        needs_value = isinstance(transform, optax.GradientTransformationExtraArgs)
+        extra = {"value": value, "grad": gradient, "value_fn": loss} if needs_value else {}
+        updates, memory = transform.update(gradient, state.memory, state.free, **extra)
+        # Looking at every entry takes time: only where somebody wants to know.
+        slope = _largest(gradient) if self.tolerance > 0 else jnp.asarray(jnp.inf, posterior.dtype)
+        free = optax.apply_updates(state.free, updates)
+        return Descent(state.number + 1, order, posterior, free, memory, slope)
 
     def _transform(self) -> optax.GradientTransformation:
         if not isinstance(self.optimiser, str):

@@ -10,7 +10,7 @@ from partita.families import Family, MeanField
 from partita.foundation.checks import check_count, check_not_negative, check_positive, check_share
 from partita.foundation.runtime import Array
 from partita.free_energy import LocalProblem
-from partita.solvers.base import Batches, Outcome, Solver, SolverInfo, all_finite
+from partita.solvers.base import Batches, Outcome, SolverInfo, SteppedSolver, all_finite
 
 # Adam's: how much of the mean squares is kept from step to step, and what keeps them from zero.
 SQUARES = 0.999
@@ -27,7 +27,7 @@ class _State(NamedTuple):
     good: Array
 
 
-class NaturalGradient(Solver):
+class NaturalGradient(SteppedSolver):
     """Precisions by natural gradients, from the curvature of mini-batches; locations by momentum over the gradient.
 
     As in VOGN and IVON (Khan et al., 2018; Shen et al., 2024), with the cavity where they have an isotropic prior:
@@ -73,22 +73,37 @@ class NaturalGradient(Solver):
     def refine(
         self, problem: LocalProblem, posterior: Family, factor: Family, *, key: Array
     ) -> tuple[Family, SolverInfo]:
-        begin = posterior.as_mean_field("NaturalGradient")
-        batches = Batches(problem, self.batch_size, jax.random.fold_in(key, 0))
-        first, order = batches.take(jnp.asarray(0), batches.start())
-        value = first.expected_log_prob(begin, key)
-        limit = batches.limit(self.epochs, self.steps)
-        zeros = jax.tree.map(jnp.zeros_like, begin.location)
-        start = _State(jnp.asarray(0), order, begin.location, begin.precision, zeros, zeros, jnp.asarray(True))
-        end = jax.lax.while_loop(
-            lambda state: (state.number < limit) & state.good,
-            lambda state: self._step(batches, state, limit, key),
-            start,
-        )
-        moved = MeanField.independent(end.location, end.precision)
+        begun = self.begin(problem, posterior, factor)
+        first, _ = self._batches(problem, key).take(jnp.asarray(0), begun.order)
+        value = first.expected_log_prob(posterior.as_mean_field("NaturalGradient"), key)
+        end = self.advance(problem, begun, self.limit(problem), key=key)
+        moved = self.reached(problem, end)
         refined = jax.tree.map(lambda a, b: jnp.where(end.good, a, b), moved, problem.cavity * factor)
         outcome = jnp.where(end.good, Outcome.STEPS_DONE, Outcome.NOT_FINITE)
         return refined, SolverInfo(value, end.number, outcome)
+
+    def limit(self, problem: LocalProblem) -> Array:
+        return self._batches(problem, jax.random.key(0)).limit(self.epochs, self.steps)
+
+    def begin(self, problem: LocalProblem, posterior: Family, factor: Family) -> _State:
+        begin = posterior.as_mean_field("NaturalGradient")
+        order = self._batches(problem, jax.random.key(0)).start()
+        zeros = jax.tree.map(jnp.zeros_like, begin.location)
+        return _State(jnp.asarray(0), order, begin.location, begin.precision, zeros, zeros, jnp.asarray(True))
+
+    def advance(self, problem: LocalProblem, carried: _State, end: Array, *, key: Array) -> _State:
+        batches, limit = self._batches(problem, key), self.limit(problem)
+        return jax.lax.while_loop(
+            lambda state: (state.number < jnp.minimum(end, limit)) & state.good,
+            lambda state: self._step(batches, state, limit, key),
+            carried,
+        )
+
+    def reached(self, problem: LocalProblem, carried: _State) -> MeanField:
+        return MeanField.independent(carried.location, carried.precision)
+
+    def _batches(self, problem: LocalProblem, key: Array) -> Batches:
+        return Batches(problem, self.batch_size, jax.random.fold_in(key, 0))
 
     def _step(self, batches: Batches, state: _State, limit: Array, key: Array) -> _State:
         local, order = batches.take(state.number, state.order)

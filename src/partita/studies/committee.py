@@ -7,6 +7,8 @@ from functools import reduce
 from operator import mul
 from typing import Any
 
+import numpy as np
+
 from partita.fitting import evidence, fit
 from partita.models import AbstractModel, prior_of
 from partita.result import Result
@@ -20,12 +22,13 @@ COUNTED = ("seconds", "messages", "bytes", "bytes_down", "bytes_up")
 def split_prior(model: AbstractModel, shards: Sequence[Any], solver: Solver, seed: int = 0) -> Result:
     """∏ q_k(θ), where q_k ≈ p(θ)^(N_k / N) p(y_k | θ) is what site k finds alone (Tresp, 2000; Section 7.1).
 
-    N_k of the N rows are at site k, so that shares of the prior add up to one. As a result of one round: its factors
-    are q_k / p^(N_k / N).
+    N_k of the N rows are at site k, so that shares of the prior add up to one; rows count as often as they weigh. As a
+    result of one round: its factors are q_k / p^(N_k / N). With the prior whole at every site, and its surplus divided
+    out, a committee is one undamped round of PVI: `fit(…, schedule=Synchronous(1), damping=1.0)`.
     """
     prior = prior_of(model, model.hyper)
-    rows = [int(model.shard(site, shard).rows) for site, shard in enumerate(shards)]
-    shares = [prior ** (count / sum(rows)) for count in rows]
+    rows = [float(np.sum(model.shard(site, shard).weights)) for site, shard in enumerate(shards)]
+    shares = [prior ** (count / math.fsum(rows)) for count in rows]
     members = [
         fit(
             model.with_prior(share),

@@ -69,6 +69,12 @@ class Images:
         """Error, negative log likelihood and calibration error on the test images, from 32 draws of the weights."""
         return classification(expected_response(model, posterior, self.test[0], 32), self.test[1])
 
+    def score_training(self, model: Network, posterior: Family) -> Row:
+        """Error and negative log likelihood on as many of the training images, which are in a random order."""
+        X, y = (part[: len(self.test[1])] for part in self.train)
+        found = classification(expected_response(model, posterior, X, 32), y)
+        return {f"train_{name}": found[name] for name in ("error", "nll")}
+
     def network(self, hidden: Sequence[int], **settings: Any) -> Network:
         return Network([self.train[0].shape[1], *hidden, int(self.train[1].max()) + 1], **settings)
 

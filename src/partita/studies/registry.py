@@ -122,6 +122,14 @@ STUDIES: tuple[Study, ...] = (
         "few_classes:run_two_class", "minutes per seed", MNIST,
     ),
     Study(
+        "rehearsal", "Digits two classes at a time: one pass, memories that are refined again, and generative replay.",
+        "rehearsal:compare_rehearsals", "two minutes",
+    ),
+    Study(
+        "unseen-sites", "Factors of sites that were not seen, from those of others, or from an inference network.",
+        "unseen_sites:compare_guesses", "two minutes",
+    ),
+    Study(
         "estimator-checks", "All of scikit-learn's checks on the estimators as they come.",
         "estimator_checks:check_estimators", "minutes",
     ),

@@ -21,7 +21,8 @@ class Cell:
 
     `run` yields rows as it goes. `work` is how many rows of data its steps visit, in units of the study's network: what
     time is estimated from. `settings` tells one version of a cell from another, so that stale results are not reused.
-    `words` say what its method is.
+    `words` say what its method is. A cell that takes long has `go_on` instead: it is given a file for what it wants to
+    find again when it was interrupted, yields all rows in any case, and the file is gone when it has finished.
     """
 
     method: str
@@ -31,6 +32,7 @@ class Cell:
     settings: Row
     run: Callable[[], Iterator[Row]]
     words: str = ""
+    go_on: Callable[[Path], Iterator[Row]] | None = None
 
     @property
     def name(self) -> str:
@@ -58,7 +60,8 @@ class Watch(AbstractContextManager["Watch"]):
 def run_study(cells: Sequence[Cell], folder: Path, rows_per_second: Callable[[], float], watch: Watch) -> list[Row]:
     """Run what has not been run, and return all rows.
 
-    A finished cell is one file; it is not run again. A cell that was interrupted leaves nothing and starts afresh.
+    A finished cell is one file; it is not run again. A cell that was interrupted leaves nothing and starts afresh,
+    unless it keeps a file of its own to go on from.
     """
     kept = folder / "cells"
     try:
@@ -75,13 +78,15 @@ def run_study(cells: Sequence[Cell], folder: Path, rows_per_second: Callable[[],
             path = kept / cell.path
             if not path.exists():
                 watch.begin(cell)
-                _write(path, list(_run_cell(cell, watch)))
+                own = path.with_suffix(".part.npz")
+                _write(path, list(_run_cell(cell, own, watch)))
+                own.unlink(missing_ok=True)
             rows += [json.loads(line) for line in read_file(path, MOST_TABLE).decode().splitlines()]
     return rows
 
 
-def _run_cell(cell: Cell, watch: Watch) -> Iterator[Row]:
-    for row in cell.run():
+def _run_cell(cell: Cell, own: Path, watch: Watch) -> Iterator[Row]:
+    for row in cell.run() if cell.go_on is None else cell.go_on(own):
         full = plain({"method": cell.method, "setting": cell.setting, "seed": cell.seed, **row})
         watch.row(cell, full)
         yield full

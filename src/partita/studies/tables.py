@@ -34,8 +34,12 @@ def summary(
         line: Row = {"setting": setting, "method": method, "seeds": len(last), "rounds": round(last[0]["round"])}
         for name in names:
             values = [row[name] for row in last if row.get(name) is not None]
-            line[name] = spread(values, 100 if name == "error" else 1)
-        line |= {name: last[0][name] for name in ("messages", "bytes", "points") if isinstance(last[0].get(name), int)}
+            line[name] = spread(values, 100 if name.endswith("error") else 1)
+        line |= {
+            name: last[0][name]
+            for name in ("messages", "bytes", "points", "held")
+            if isinstance(last[0].get(name), int)
+        }
         line["seconds"] = float(np.mean([row["seconds"] for row in last]))
         if reach is not None:
             counts = messages_to(rows, setting, method, reach)

@@ -36,6 +36,8 @@ LINES = (
     Chart("points", log=False, label="pseudo-points", pages=("history",)),
     Chart("ece", label="calibration error", pages=()),
     Chart("variance", label="variance of the process", pages=()),
+    Chart("train_error", label="training error", pages=()),
+    Chart("train_nll", label="training NLL", pages=()),
 )
 # What axes and lines are called on a page.
 LABELS = {name: label for name, (_, label) in AXES.items()} | {chart.y: chart.label for chart in LINES}

@@ -16,6 +16,7 @@ from partita.foundation.checks import check_share, is_number
 from partita.server.rules.base import FreeEnergy, Proposal, Remark, Rule, RuleState, Setup
 from partita.server.rules.blame import Blame
 from partita.server.rules.secants import Secants
+from partita.solvers.rates import RobbinsMonro
 
 # Falls of fewer nats say nothing: quadrature makes values and gradients disagree by as much near a fixed point.
 NEGLIGIBLE = 1e-6
@@ -46,6 +47,36 @@ class Fixed:
 
     def init(self, setup: Setup) -> Damper:
         return Damper(1 / setup.sites if self.value is None else self.value)
+
+
+@dataclass(frozen=True)
+class Falling:
+    """A share that falls from fold to fold, first · (1 + i / delay)^(-power): a Robbins-Monro rate, so that what sites
+    report with noise averages out (Section 3.4 of the paper). `power` is above ½ and at most 1.
+    """
+
+    first: float = 0.5
+    delay: float = 10.0
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        RobbinsMonro(self.first, self.delay, self.power)
+
+    def init(self, setup: Setup) -> "FallingDamper":
+        return FallingDamper(self.first, RobbinsMonro(self.first, self.delay, self.power))
+
+
+@dataclass
+class FallingDamper(Damper):
+    """`folds` is how many there were."""
+
+    rate: RobbinsMonro
+    folds: int = 0
+
+    def apply(self, proposal: Proposal) -> Proposal:
+        self.share = self.rate(self.folds)
+        self.folds += 1
+        return replace(proposal, changes=proposal.changes**self.share, wanted=self.share)
 
 
 @dataclass(frozen=True)
