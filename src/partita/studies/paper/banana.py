@@ -59,7 +59,7 @@ PAPER_WORDS = FORM_WORDS | {
 }
 # Steps of methods that follow gradients in all they learn, for one of those that find most of it in closed form.
 FOLLOWED = 5
-FORM_DRAWS = 4
+FORM_DRAWS = 2
 # Predictions are drawn on a grid with so many points in each direction.
 GRID = 40
 
