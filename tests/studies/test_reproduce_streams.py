@@ -63,6 +63,8 @@ def test_the_paper_has_its_own_schemes_for_the_arm(arm):
     scale = replace(robot_arm.QUICK, batches=2, points=3, memory=80, search=Search(20, 0.05, 1))
     experiment = robot_arm.experiment(quick=True, paper=True, orders=1)
     assert {cell.method for cell in experiment.cells} == set(robot_arm.PAPER_WORDS)
+    shorter = robot_arm.experiment(quick=True, paper=True, orders=1, steps=7)
+    assert {cell.settings["steps"] for cell in shorter.cells} == {7}
     cells = {cell.method: cell for cell in robot_arm.cells(arm, scale, list(robot_arm.PAPER_WORDS), [0], [1])}
     rows = rows_of(cells["paper-private-vi"])
     assert [row["points"] for row in rows] == [3, 6]

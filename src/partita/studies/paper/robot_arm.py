@@ -1,7 +1,7 @@
 """Inverse dynamics of a robot arm from a stream sorted by a joint's position: Section 7.2 of the paper."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 import jax
@@ -79,6 +79,7 @@ def experiment(
     outputs: Annotated[
         str | None, Option(help="Which torques, counted from 1 and separated by commas, or all.")
     ] = None,
+    steps: Annotated[int | None, Option(min=1, help="Of the paper's schemes, per batch; fewer are quicker.")] = None,
     folder: Folder = None,
 ) -> Experiment:
     """The study that its options ask for: streams in so many orders, and torques counted from 1, or all."""
@@ -90,7 +91,10 @@ def experiment(
     for number in wanted:
         check_one_of("--", known, outputs=number.strip())
     joints = joints if orders is None else min(orders, joints)
-    made = cells(arm, QUICK if quick else FULL, names, range(joints), [int(number) - 1 for number in wanted])
+    scale = QUICK if quick else FULL
+    if steps is not None:
+        scale = replace(scale, search=replace(scale.search, steps=steps))
+    made = cells(arm, scale, names, range(joints), [int(number) - 1 for number in wanted])
     shown = Presentation(
         "Robot arm", ("smse", "nlpd", "coverage"), ["smse", "nlpd", "coverage", "points"], KEYS,
         over_seeds=lambda rows: [spreads(rows, "smse")],
@@ -140,7 +144,7 @@ def _work(data: tuple[Data, Data], scale: Scale, method: str) -> float:
         return scale.batches * 5 * (ON if method in WORDS else AFRESH) * scale.memory**3
     if method in FORMS:
         # Of growing points, the square is a third of the last one's on average.
-        each = (rows + most) * most**2 * (60 if "shared" in method else 12)
+        each = (rows + most) * most**2 * (35 if "shared" in method else 10)
         return float(scale.batches * scale.search.steps * scale.search.draws * each)
     steps = scale.settings.get("steps", 60) * scale.batches * (12 if method != "private-ml" else 6)
     return float(steps * (rows + most) * most**2 * (1.0 if method == "shared" else 0.4))
