@@ -6,7 +6,7 @@ import pytest
 
 from partita.errors import InputError
 from partita.studies.kept import choose_rows, keep_rows, read_kept
-from partita.studies.pictures import banana, robot_arm
+from partita.studies.pictures import banana, drawing, robot_arm
 
 
 def write_cells(folder, cells):
@@ -76,3 +76,14 @@ def test_pictures_are_drawn_from_kept_rows(picture, tmp_path, monkeypatch):
     monkeypatch.setattr(picture, "ROWS", tmp_path / "kept.jsonl")
     picture.draw(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_pictures_of_rows_that_are_not_there_are_left_out(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(drawing, "PICTURES", ("robot_arm",))
+    monkeypatch.setattr(robot_arm, "ROWS", tmp_path / "none.jsonl")
+    said = []
+    drawing.draw_pictures(said.append, folder=tmp_path)
+    assert said == [f"robot_arm: left out, {tmp_path / 'none.jsonl'} is not there"]
+    with pytest.raises(InputError, match="not found"):
+        drawing.draw_pictures(said.append, ["robot_arm"], tmp_path)
