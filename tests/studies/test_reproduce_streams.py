@@ -3,21 +3,17 @@
 import json
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
-from scipy.special import log_ndtr
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 
 import partita as pt
 from partita.errors import InputError
-from partita.foundation.runtime import precision
-from partita.gp.beliefs import exponentials
-from partita.gp.sparse import Batch, Factor, Step
-from partita.studies.paper import banana, frozen, robot_arm, streaming_1d
-from partita.studies.paper.frozen import FrozenClassifier
-from partita.studies.paper.pictures import beliefs, frames, surfaces
+from partita.studies.paper import banana, robot_arm, streaming_1d
+from partita.studies.paper.form_streams import FormClassifier, Search
+from partita.studies.paper.pictures import beliefs, frames, spread_by_round, spreads, surfaces
+from partita.studies.paper.streams import FORMS
 
 
 def rows_of(cell):
@@ -61,6 +57,46 @@ def test_robot_arm_rows(arm):
         assert rows[-1]["points"] == {"limited-memory": 80}.get(cell.method, 12)
         assert all(row["smse"] > 0 and 0 <= row["coverage"] <= 1 for row in rows)
         assert cell.work > 0
+
+
+def test_the_paper_has_its_own_schemes_for_the_arm(arm):
+    scale = replace(robot_arm.QUICK, batches=2, points=3, memory=80, search=Search(20, 0.05, 1))
+    experiment = robot_arm.experiment(quick=True, paper=True, orders=1)
+    assert {cell.method for cell in experiment.cells} == set(robot_arm.PAPER_WORDS)
+    shorter = robot_arm.experiment(quick=True, paper=True, orders=1, steps=7)
+    assert {cell.settings["steps"] for cell in shorter.cells} == {7}
+    cells = {cell.method: cell for cell in robot_arm.cells(arm, scale, list(robot_arm.PAPER_WORDS), [0], [1])}
+    rows = rows_of(cells["paper-private-vi"])
+    assert [row["points"] for row in rows] == [3, 6]
+    assert set(rows[0]) == set(robot_arm.KEYS)
+    assert rows[0]["smse"] < 2
+    longer = replace(scale, search=replace(scale.search, steps=30))
+    others = robot_arm.cells(arm, longer, ["paper-private-vi", "private"], [0], [1])
+    assert others[1].path != cells["paper-private-vi"].path
+    assert others[1].work > cells["paper-private-vi"].work
+
+
+def test_a_memory_that_is_trained_afresh_forgets_where_it_was(arm):
+    (X, Y), _ = arm
+    parts = [(X[:50], Y[:50, 0]), (X[50:110], Y[50:110, 0])]
+    on, afresh, alone = (robot_arm.LimitedMemory(60, 3, afresh=flag) for flag in (False, True, False))
+    for part in parts:
+        on.partial_fit(*part)
+        afresh.partial_fit(*part)
+    alone.partial_fit(*parts[1])
+    np.testing.assert_allclose(afresh.free, alone.free)
+    assert np.max(np.abs(on.free - afresh.free)) > 1e-3
+
+
+def test_spreads_are_over_all_orders():
+    rows = [
+        {"method": "one", "setting": "s", "seed": seed, "round": number, "smse": 0.1 * number + seed}
+        for seed in (0, 1)
+        for number in range(1, 4 - seed)
+    ]
+    # The second order has come to its second batch.
+    np.testing.assert_allclose(spread_by_round(rows, "smse")["one"], [[1, 2], [0.6, 0.7], [0.1, 0.2], [1.1, 1.2]])
+    assert len(spreads(rows, "smse").figure.data) == 2
 
 
 def test_streams_are_sorted_and_complete(arm):
@@ -110,82 +146,14 @@ def test_banana_rows_and_pictures():
     assert np.shape(rows[0]["surface"]) == (banana.GRID, banana.GRID)
     assert len(rows[2]["drawn"]["lengthscale"][1]) == 400
     assert len(surfaces(rows).figure.data) == 3 * 4
-    assert len(beliefs(rows).figure.data) == 3
-
-
-@pytest.mark.slow
-def test_frozen_beliefs_start_as_a_sparse_process_and_stay():
-    """Of one batch they are what terms find in another way; a second one leaves them alone."""
-    first, second, _ = banana.parts(banana.load(quick=True)[0], banana.SETTINGS[0])
-    model = FrozenClassifier(4, "ml", 100, 0).partial_fit(*first)
-    gp, points, jitter = frozen.GP, model.pseudo_points_, frozen.JITTER
-    nothing = Factor(np.zeros_like(points), np.zeros(4), np.zeros((1, 4)), np.zeros((1, 4, 4)))
-    step = Step(nothing, Batch(first[0], first[1][None], np.ones(len(first[1]))), points, np.ones(4), jitter, True)
-    with precision(np.float64):
-        params = exponentials(model.unravel(model.location_))
-        improve = jax.jit(lambda state: gp.improve_terms(*state, lambda terms: gp.free_energy(params, step, terms)))
-        state = (gp.first_terms(step.batch), np.ones(()))
-        for _ in range(30):
-            state = improve(state)
-        best = float(jax.jit(lambda terms: gp.free_energy(params, step, terms)[0])(state[0]))
-        factor, own = gp.absorb(params, step, state[0])
-        mean, covariance = gp.predict_jointly(params, factor, points, jitter)
-        free = frozen.Free(model.location_, model.location_, own.shift[0], np.linalg.cholesky(own.precision[0]))
-        none = frozen.Beliefs(np.empty((0, 2)), np.empty(0), np.empty((0, 0)))
-        value, beliefs = frozen.bound(params, none, points, free, *first)
-    assert float(value) == pytest.approx(best, abs=1e-6)
-    np.testing.assert_allclose(beliefs.mean, mean[0], rtol=1e-4)
-    np.testing.assert_allclose(beliefs.covariance, covariance[0], rtol=1e-3, atol=1e-4)
-    assert model.log_evidence_ < best
-    before = model.beliefs_
-    after = model.partial_fit(*second).beliefs_
-    np.testing.assert_allclose(after.mean[:4], before.mean, atol=1e-8)
-    np.testing.assert_allclose(after.covariance[:4, :4], before.covariance, atol=1e-8)
-    assert len(after.mean) == 8
-
-
-def dense_kl(mean, covariance, prior):
-    """KL(N(mean, covariance) || N(0, prior))."""
-    solved = np.linalg.solve(prior, np.column_stack([covariance, mean]))
-    logs = np.linalg.slogdet(prior)[1] - np.linalg.slogdet(covariance)[1]
-    return 0.5 * (np.trace(solved[:, :-1]) + mean @ solved[:, -1] - len(mean) + logs)
-
-
-def test_a_point_for_hyperparameters_has_the_bound_of_the_paper():
-    """E[log p(y | f)] - KL(q(a, b) || p(a, b | new)) + KL(q(a) || p(a | old)), by dense algebra."""
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(7, 2)), rng.integers(0, 2, 7).astype(float)
-    old_points, new_points = rng.normal(size=(3, 2)), rng.normal(size=(2, 2))
-    old, new = (
-        {"kernel.variance": np.array(v), "kernel.lengthscale": np.array(s)}
-        for v, s in ((2.0, [0.9, 1.3]), (0.5, [0.4, 0.8]))
-    )
-    root = rng.normal(size=(3, 3)) / 3
-    a = frozen.Beliefs(old_points, rng.normal(size=3), root @ root.T + 0.1 * np.eye(3))
-    free = frozen.Free(np.zeros(3), np.zeros(3), rng.normal(size=2), np.tril(rng.normal(size=(2, 2))))
-    with precision(np.float64):
-        value, both = jax.tree.map(np.asarray, frozen.bound(new, a, new_points, free, X, y))
-        ours = value + frozen.recall(new, old, a)
-
-    def kernel(params, A, B):
-        gaps = (A[:, None] - B) / params["kernel.lengthscale"]
-        return params["kernel.variance"] * np.exp(-0.5 * np.sum(gaps**2, axis=-1))
-
-    K, k = kernel(new, both.points, both.points), kernel(new, both.points, X)
-    project = np.linalg.solve(K, k)
-    m = project.T @ both.mean
-    v = new["kernel.variance"] - np.sum(k * project, axis=0) + np.sum(project * (both.covariance @ project), axis=0)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    logs = log_ndtr((2 * y - 1)[:, None] * (m[:, None] + np.sqrt(v)[:, None] * nodes))
-    expected = np.sum(logs @ weights / weights.sum())
-    told = dense_kl(both.mean, both.covariance, K) - dense_kl(a.mean, a.covariance, kernel(old, old_points, old_points))
-    assert ours == pytest.approx(expected - told, abs=1e-4)
+    # Three batches of three hyperparameters, and beside each what a method says that has one row.
+    assert len(beliefs([*rows, {**rows[0], "method": "batch-vi"}]).figure.data) == 3 * 3 * 2
 
 
 def test_ten_rows_do_not_make_a_point_forget():
     """Without what the old values say of hyperparameters, the variance trebles here (and falls 300-fold on banana)."""
     first, second, _ = banana.parts(banana.load(quick=True)[0], banana.SETTINGS[1])
-    model = FrozenClassifier(6, "ml", 600, 0).partial_fit(*first)
+    model = FormClassifier(FORMS["paper-private-ml"], 6, Search(600, 0.03)).partial_fit(*first)
     before = model.hyperparameter_draws(1)["variance"].item()
     after = model.partial_fit(*second).hyperparameter_draws(1)["variance"].item()
     assert 0.5 < after / before < 2
@@ -196,6 +164,26 @@ def test_the_second_batch_of_the_failure_has_ten_rows():
     sizes = [len(y) for _, y in banana.parts(data, banana.SETTINGS[1])]
     assert sizes == [40, 10, 70]
     assert [len(y) for _, y in banana.parts(data, banana.SETTINGS[0])] == [40, 40, 40]
+    assert [len(y) for _, y in banana.parts(data, banana.SETTINGS[2])] == [40, 1, 79]
+
+
+def test_the_paper_has_its_own_schemes_for_banana():
+    data = banana.load(quick=True)
+    known = {cell.method for cell in banana.cells(data, banana.FULL, list(banana.FULL.paper), 1)}
+    assert known == {*banana.PAPER_WORDS, "nuts"}
+    settings = {
+        (cell.method, cell.setting)
+        for cell in banana.cells(data, banana.FULL, ["paper-batch-ml", "paper-shared-ml"], 1)
+    }
+    assert settings == {("paper-batch-ml", banana.SETTINGS[0])} | {
+        ("paper-shared-ml", name) for name in banana.SETTINGS
+    }
+    scale = banana.Scale(points=3, steps=4, draws=4)
+    rows = rows_of(banana.cells(data, scale, ["paper-shared-vi"], 1)[0])
+    assert [np.shape(row["points"]) for row in rows] == [(9, 2)] * 3
+    assert len(rows[0]["drawn"]["lengthscale"][1]) == 400
+    assert banana.has_setting("paper-private-ml-now", banana.SETTINGS[2])
+    assert not banana.has_setting("streaming-ml", banana.SETTINGS[2])
 
 
 def test_a_stream_in_one_dimension():
@@ -207,6 +195,16 @@ def test_a_stream_in_one_dimension():
     assert np.all(np.diff(points) > 0)
     assert points[-1] <= 25
     assert len(frames(rows, streaming_1d.truth).figure.data) == 6 * 5
+
+
+def test_a_single_row_after_half_of_a_stream():
+    sizes = [len(y) for _, y in streaming_1d.make_batches(streaming_1d.SETTINGS[1], np.random.default_rng(0))]
+    assert sizes == [75, 1]
+    cells = streaming_1d.cells(["paper-private-ml"], 1, Search(30, 0.05, 1))
+    assert [cell.setting for cell in cells] == list(streaming_1d.SETTINGS)
+    rows = rows_of(cells[1])
+    assert [row["points"] for row in rows] == [5, 6]
+    assert all(row["noise"] > 0 for row in rows)
 
 
 def test_files_that_are_missing_or_wrong(tmp_path, monkeypatch):

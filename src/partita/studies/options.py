@@ -14,6 +14,9 @@ Quick = Annotated[bool, Option("--quick", help="Small data from a wheel, in unde
 Seeds = Annotated[int, Option(min=1, help="How many seeds.")]
 Methods = Annotated[str | None, Option("--method", help="Only these, separated by commas.")]
 Folder = Annotated[Path | None, Option("--data", help="The folder that holds the data files.")]
+Paper = Annotated[
+    bool, Option("--paper", help="The paper's own schemes in place of Partita's: four forms, all followed by gradient.")
+]
 Validate = Annotated[bool, Option("--validate", help="Measure on a sixth of the training data, not the test set.")]
 Sweep = Annotated[bool, Option("--sweep", help="Other rates and settings, too.")]
 

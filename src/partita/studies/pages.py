@@ -21,6 +21,7 @@ class Presentation:
     """What is shown of rows: numbers of the table, charts, keys of JSON rows, pictures of a setting.
 
     With `reach`, the table counts messages until the test error is that small. Without `charts`, there are the paper's.
+    Pictures `over_seeds` are given the rows of all seeds, others those of the first.
     """
 
     title: str
@@ -29,6 +30,7 @@ class Presentation:
     keys: Sequence[str] = KEYS
     reach: float | None = None
     pictures: Callable[[list[Row]], Sequence[Picture]] = lambda rows: ()
+    over_seeds: Callable[[list[Row]], Sequence[Picture]] = lambda rows: ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,10 @@ def _report(
         words=WORDS,
         table=table,
         curves=drawn,
-        pictures=shown.pictures([row for curve in drawn for row in curve.rows]),
+        pictures=[
+            *shown.over_seeds([row for row in rows if row["setting"] == setting]),
+            *shown.pictures([row for curve in drawn for row in curve.rows]),
+        ],
         charts=CHARTS if shown.charts is None else [Chart(y, log=y in ("smse", "variance")) for y in shown.charts],
         notes=notes,
         # A study without charts of its own has the axes of the paper's.

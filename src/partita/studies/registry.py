@@ -134,8 +134,12 @@ STUDIES: tuple[Study, ...] = (
         "estimator_checks:check_estimators", "minutes",
     ),
     Study(
-        "pictures", "The pictures of the documentation: demo, streaming, methods.",
+        "pictures", "The pictures of the documentation: demo, streaming, methods, and those of rows that are kept.",
         "pictures.drawing:draw_pictures", "minutes", "Matplotlib, of the dev extra",
+    ),
+    Study(
+        "keep-rows", "Collect an experiment's finished rows into one file, from which pictures are drawn again.",
+        "kept:keep_rows", "seconds",
     ),
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Streaming classification of the banana data, with beliefs about hyperparameters: Section 7.2 of the paper."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -11,10 +11,12 @@ from partita import datasets
 from partita.estimators import StreamingGPClassifier
 from partita.foundation.plain import Row
 from partita.metrics import classification
-from partita.studies.options import Folder, Methods, Quick, Seeds
-from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.options import Folder, Methods, Paper, Quick, Seeds
+from partita.studies.pages import Experiment, Presentation
+from partita.studies.paper.form_streams import FormClassifier, Search
+from partita.studies.paper.forms import Form
 from partita.studies.paper.pictures import beliefs, surfaces
-from partita.studies.paper.streams import Data, learn_batches
+from partita.studies.paper.streams import FORM_WORDS, FORMS, Data, choose_methods, learn_batches
 from partita.studies.runner import Cell
 from partita.studies.speed import measure_flops
 
@@ -31,19 +33,33 @@ KEYS = (
     "variance",
     "free_energy",
 )
-SETTINGS = ("three batches", "ten rows in the second")
+SETTINGS = ("three batches", "ten rows in the second", "one row in the second")
 WORDS = {
     "batch-ml": "a sparse GP of all rows, best hyperparameters",
     "batch-vi": "a sparse GP of all rows, a distribution over hyperparameters",
     "streaming-ml": "batch after batch, private pseudo-points, best hyperparameters",
     "streaming-vi": "the same with a distribution over hyperparameters",
-    "frozen-ml": "as in the paper: beliefs about old function values are never touched again; best hyperparameters",
-    "frozen-vi": "the same with a distribution over hyperparameters",
     "nuts": "NUTS over the function at all rows and the hyperparameters (NumPyro)",
 }
 METHODS = tuple(WORDS)
+# How else the bound of private points and a point for hyperparameters can be read, which is misprinted in the paper;
+# and the same free energies of all rows at once.
+OTHER_FORMS = {
+    "paper-private-ml-now": Form("private", "ml", "now"),
+    "paper-private-ml-printed": Form("private", "ml", "printed"),
+    "paper-batch-vi": FORMS["paper-private-vi"],
+    "paper-batch-ml": FORMS["paper-private-ml"],
+}
+KNOWN_FORMS = FORMS | OTHER_FORMS
+PAPER_WORDS = FORM_WORDS | {
+    "paper-private-ml-now": "private points, best hyperparameters, of which old values say nothing",
+    "paper-private-ml-printed": "private points, best hyperparameters, with the sign as it is printed",
+    "paper-batch-vi": "the paper's, of all rows at once, a distribution over hyperparameters",
+    "paper-batch-ml": "the paper's, of all rows at once, best hyperparameters",
+}
 # Steps of methods that follow gradients in all they learn, for one of those that find most of it in closed form.
-FROZEN = 5
+FOLLOWED = 5
+FORM_DRAWS = 2
 # Predictions are drawn on a grid with so many points in each direction.
 GRID = 40
 
@@ -55,12 +71,13 @@ class Scale:
     points: int
     steps: int
     draws: int
-    methods: tuple[str, ...] = METHODS
+    settings: tuple[str, ...] = SETTINGS
+    paper: tuple[str, ...] = (*PAPER_WORDS, "nuts")
 
 
 FULL = Scale(points=10, steps=400, draws=300)
-# A quick study leaves the method out that is slowest to compile.
-QUICK = Scale(points=10, steps=300, draws=60, methods=tuple(name for name in METHODS if name != "frozen-vi"))
+# A quick study leaves out what is another program to compile.
+QUICK = Scale(points=10, steps=100, draws=60, settings=SETTINGS[:2], paper=tuple(FORMS))
 
 
 def load(quick: bool, folder: Any = None) -> tuple[Data, Data]:
@@ -79,45 +96,67 @@ def methods() -> list[str]:
 
 
 def streams(method: str) -> bool:
-    return method.startswith(("streaming", "frozen"))
+    return "batch" not in method and method != "nuts"
 
 
-def experiment(method: Methods = None, quick: Quick = False, seeds: Seeds = 1, folder: Folder = None) -> Experiment:
+def experiment(
+    method: Methods = None, quick: Quick = False, paper: Paper = False, seeds: Seeds = 1, folder: Folder = None
+) -> Experiment:
     """The study that its options ask for."""
-    names = choose_names(method, methods())
+    scale = QUICK if quick else FULL
+    names = choose_methods(
+        method, paper, methods(), [name for name in scale.paper if name in (*PAPER_WORDS, *methods())]
+    )
     shown = Presentation(
         "Banana", charts=["error", "nll", "variance"], keys=KEYS, pictures=lambda rows: [surfaces(rows), beliefs(rows)]
     )
-    made = cells(load(quick, folder), QUICK if quick else FULL, names, seeds)
+    made = cells(load(quick, folder), scale, names, seeds)
     left_out = "NUTS is left out: it needs NumPyro, of the extra numpyro"
     return Experiment(shown, made, measure_flops, "" if method or "nuts" in methods() else left_out)
 
 
 def cells(data: tuple[Data, Data], scale: Scale, names: Sequence[str] | None, seeds: int) -> list[Cell]:
+    chosen = methods() if names is None else names
     return [
         _cell(data, scale, method, setting, seed)
         for seed in range(seeds)
-        for setting in SETTINGS
-        for method in methods()
-        if method in (names or scale.methods) and (setting == SETTINGS[0] or streams(method))
+        for setting in scale.settings
+        for method in (*METHODS, *PAPER_WORDS)
+        if method in chosen and has_setting(method, setting)
     ]
+
+
+def has_setting(method: str, setting: str) -> bool:
+    """Whether a method's answer depends on the setting: batch methods know one; a single row is for the paper's."""
+    if setting == SETTINGS[0]:
+        return True
+    return streams(method) and (setting == SETTINGS[1] or method in KNOWN_FORMS)
 
 
 def _cell(data: tuple[Data, Data], scale: Scale, method: str, setting: str, seed: int) -> Cell:
     rows = len(data[0][1])
     settings = {"points": scale.points, "steps": scale.steps, "draws": scale.draws, "digest": float(data[1][0].sum())}
-    work = (
-        60 * 40.0 * scale.draws * rows**3 if method == "nuts" else scale.steps * 40.0 * rows * (3 * scale.points) ** 2
-    )
-    return Cell(method, setting, seed, work, settings, lambda: _rows(data, scale, method, setting, seed), WORDS[method])
+    if method in KNOWN_FORMS:
+        settings |= asdict(_search(scale))
+    work = scale.steps * 40.0 * rows * (3 * scale.points) ** 2
+    if method == "nuts":
+        work = 60 * 40.0 * scale.draws * rows**3
+    elif method in KNOWN_FORMS:
+        work *= FOLLOWED * FORM_DRAWS
+    words = (WORDS | PAPER_WORDS)[method]
+    return Cell(method, setting, seed, work, settings, lambda: _rows(data, scale, method, setting, seed), words)
+
+
+def _search(scale: Scale) -> Search:
+    return Search(FOLLOWED * scale.steps, 0.03, FORM_DRAWS)
 
 
 def parts(data: Data, setting: str) -> list[Data]:
-    """Three batches in the order of the first input; in the second setting, only ten rows in the middle one."""
+    """Three batches in the order of the first input; in later settings, only ten rows in the middle one, or one."""
     X, y = data
     order = np.argsort(X[:, 0], kind="stable")
     third = len(y) // 3
-    cuts = [third, 2 * third] if setting == SETTINGS[0] else [third, third + 10]
+    cuts = [third, third + dict(zip(SETTINGS, (third, 10, 1), strict=True))[setting]]
     return [(X[part], y[part]) for part in np.split(order, cuts)]
 
 
@@ -172,12 +211,14 @@ def _model(scale: Scale, method: str, seed: int) -> Any:
         from partita.studies.paper.nuts_classifier import NutsClassifier
 
         return NutsClassifier(scale.draws, seed)
+    if method in KNOWN_FORMS:
+        # Shared points are as many from the beginning as private ones are in the end.
+        form, all_points = KNOWN_FORMS[method], 3 * scale.points
+        return FormClassifier(
+            form, scale.points if form.is_private and streams(method) else all_points, _search(scale), seed
+        )
     kind, learns = method.split("-")
     hyperparameters: Literal["ml", "variational"] = "ml" if learns == "ml" else "variational"
-    if kind == "frozen":
-        from partita.studies.paper.frozen import FrozenClassifier
-
-        return FrozenClassifier(scale.points, hyperparameters, FROZEN * scale.steps, seed)
     return Classifier(
         points_per_batch=scale.points if kind == "streaming" else 3 * scale.points,
         hyperparameters=hyperparameters,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from partita.foundation.plain import Row
-from partita.report.charts import COLOURS, Picture
+from partita.report.charts import COLOURS, LABELS, Picture
 from partita.report.charts.base import style_figure
 
 # A panel's place in a figure, and the row of the study that is drawn there.
@@ -58,27 +58,75 @@ def surfaces(rows: Sequence[Row]) -> Picture:
 
 
 def beliefs(rows: Sequence[Row]) -> Picture:
-    """What each method believes of the hyperparameters after its last batch: densities, or a line for a point."""
+    """What each method believes of the hyperparameters after every batch: densities, or a line for a point.
+
+    A method that has seen all rows at once is drawn beside every batch.
+    """
     from plotly.subplots import make_subplots
 
-    last = {row["method"]: row for row in rows}
-    names = ["variance", "lengthscale 1", "lengthscale 2"]
-    figure = make_subplots(1, 3, subplot_titles=[f"log {name}" for name in names], horizontal_spacing=0.06)
-    for number, (method, row) in enumerate(last.items()):
+    by_method: dict[str, list[Row]] = {}
+    for row in rows:
+        by_method.setdefault(row["method"], []).append(row)
+    names, batches = ["variance", "lengthscale 1", "lengthscale 2"], max(map(len, by_method.values()))
+    titles = {
+        "column_titles": [f"log {name}" for name in names],
+        "row_titles": [f"batch {number + 1}" for number in range(batches)],
+    }
+    figure = make_subplots(
+        batches, 3, **titles,
+        shared_xaxes="columns", horizontal_spacing=0.06, vertical_spacing=0.05,
+    )  # fmt: skip
+    for number, (method, own) in enumerate(by_method.items()):
         colour = COLOURS[number % len(COLOURS)]
-        for column, draws in enumerate([*row["drawn"]["variance"], *row["drawn"]["lengthscale"]], 1):
-            shown = {"name": method, "legendgroup": method, "showlegend": column == 1}
-            if len(draws) == 1:
-                figure.add_scatter(
-                    x=[draws[0], draws[0]], y=[0, 1], mode="lines", line={"color": colour, "dash": "dash"},
-                    row=1, col=column, **shown,
-                )  # fmt: skip
-            else:
-                x, density = smooth(np.array(draws))
-                figure.add_scatter(x=x, y=density, mode="lines", line={"color": colour}, row=1, col=column, **shown)
-    style_figure(figure).update_layout(height=360, showlegend=False, margin_t=50)
-    words = "Densities of logarithms after the last batch; dashed lines are points."
+        for batch in range(batches):
+            row = own[min(batch, len(own) - 1)]
+            for column, draws in enumerate([*row["drawn"]["variance"], *row["drawn"]["lengthscale"]], 1):
+                shown = {"name": method, "legendgroup": method, "showlegend": batch == 0 and column == 1}
+                place = {"row": batch + 1, "col": column}
+                if len(draws) == 1:
+                    line = {"color": colour, "dash": "dash"}
+                    figure.add_scatter(x=draws * 2, y=[0, 1], mode="lines", line=line, **place, **shown)
+                else:
+                    x, density = smooth(np.array(draws))
+                    figure.add_scatter(x=x, y=density, mode="lines", line={"color": colour}, **place, **shown)
+    style_figure(figure).update_layout(height=240 * batches + 100, margin_t=70)
+    words = "Densities of logarithms after every batch; dashed lines are points."
     return Picture("Hyperparameters", words, figure, wide=True)
+
+
+def spread_by_round(rows: Sequence[Row], name: str) -> dict[str, np.ndarray]:
+    """Round, mean, smallest and largest of a number over seeds, one line each, for every method.
+
+    Only rounds that all of a method's seeds have come to: a mean over others would jump.
+    """
+    values: dict[str, dict[int, dict[int, float]]] = {}
+    for row in rows:
+        values.setdefault(row["method"], {}).setdefault(row["seed"], {})[row["round"]] = row[name]
+    found = {}
+    for method, by_seed in values.items():
+        rounds = sorted(set.intersection(*map(set, by_seed.values())))
+        table = np.array([[own[number] for number in rounds] for own in by_seed.values()])
+        found[method] = np.stack([np.array(rounds, float), table.mean(0), table.min(0), table.max(0)])
+    return found
+
+
+def spreads(rows: Sequence[Row], name: str) -> Picture:
+    """A number after every batch: the mean over all orders of the stream, and a band from the least to the most."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for number, (method, (x, mean, low, high)) in enumerate(spread_by_round(rows, name).items()):
+        colour, shown = COLOURS[number % len(COLOURS)], {"name": method, "legendgroup": method}
+        figure.add_scatter(
+            x=np.concatenate([x, x[::-1]]), y=np.concatenate([high, low[::-1]]), fill="toself", mode="lines",
+            line={"width": 0, "color": colour}, opacity=0.2, showlegend=False, **shown,
+        )  # fmt: skip
+        figure.add_scatter(x=x, y=mean, mode="lines", line={"color": colour}, **shown)
+    style_figure(figure).update_layout(height=420)
+    figure.update_yaxes(type="log", title=LABELS.get(name, name))
+    figure.update_xaxes(title="batches")
+    words = "Lines are means over all seeds or orders, bands go from the least to the most."
+    return Picture("Mean and spread, batch by batch", words, figure, wide=True)
 
 
 def smooth(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

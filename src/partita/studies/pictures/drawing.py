@@ -11,7 +11,7 @@ from partita.studies.documents import check_place
 from partita.studies.options import Say, Some
 
 # Each has a module here whose `draw` writes the picture to a file.
-PICTURES = ("demo", "streaming", "methods")
+PICTURES = ("demo", "streaming", "methods", "banana", "robot_arm")
 
 
 def import_pyplot() -> Any:
@@ -25,11 +25,16 @@ def draw_pictures(
     names: Some = None,
     folder: Annotated[Path, Option("--out", help="The folder for pictures.")] = Path("docs/images"),
 ) -> None:
-    """Draw all pictures, or those named, into a folder."""
+    """Draw all pictures, or those named, into a folder; without names, of kept rows only those that are there."""
     for name in names or ():
         check_one_of("", PICTURES, name=name)
     for name in names or PICTURES:
         path = folder / f"{name}.png"
         check_place(path)
-        import_module(f"partita.studies.pictures.{name}").draw(path)
+        module = import_module(f"partita.studies.pictures.{name}")
+        kept = getattr(module, "ROWS", None)
+        if not names and kept is not None and not kept.exists():
+            say(f"{name}: left out, {kept} is not there")
+            continue
+        module.draw(path)
         say(str(path))
