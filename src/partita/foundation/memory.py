@@ -5,8 +5,8 @@ import functools
 import os
 import sys
 
-# Numbers that glibc's `mallopt` knows, and how many bytes: arrays up to `OWN` are cut from the heap (it allows no more),
-# and up to `KEPT` that are free at its end are not given back.
+# Numbers that glibc's `mallopt` knows, and how many bytes: arrays up to `OWN` are cut from the heap (it allows no
+# more), and up to `KEPT` that are free at its end are not given back.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 OWN, KEPT = 2**25, 2**27
 
