@@ -35,11 +35,16 @@ def complete_updates(tasks: Sequence[Task], answers: Sequence[Update]) -> list[U
         replace(
             answer,
             change=jax.tree.map(lambda a, i=i: a[i, ...], changes),
-            expected_log_factor=float(of_factor[i]),
-            expected_log_change=float(of_change[i]),
+            expected_log_factor=_unless_said(answer.expected_log_factor, of_factor[i]),
+            expected_log_change=_unless_said(answer.expected_log_change, of_change[i]),
         )
         for i, answer in enumerate(answers)
     ]
+
+
+def _unless_said(said: float, computed: np.ndarray) -> float:
+    """A site that sends a message has not seen its factor: if it says something of it, that is refused as no number."""
+    return float(computed) if said == 0 else float("nan")
 
 
 def read_answer(task: Task, payload: bytes, like: Family, at: float) -> Arrival:
