@@ -43,7 +43,7 @@ STUDIES: tuple[Study, ...] = (
     ),
     Study(
         "sngd",
-        "Global VI on MNIST: Adam, stochastic natural gradients, and natural gradients with momentum and curvature.",
+        "Global VI on MNIST, epoch by epoch: Adam, stochastic natural gradients, natural gradients with momentum.",
         "paper.sngd:experiment", PAPER, MNIST,
     ),
     Study(
@@ -123,7 +123,7 @@ STUDIES: tuple[Study, ...] = (
     ),
     Study(
         "rehearsal", "Digits two classes at a time: one pass, memories that are refined again, and generative replay.",
-        "rehearsal:compare_rehearsals", "two minutes",
+        "rehearsal:compare_rehearsals", "minutes",
     ),
     Study(
         "unseen-sites", "Factors of sites that were not seen, from those of others, or from an inference network.",
