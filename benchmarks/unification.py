@@ -25,7 +25,7 @@ from partita.server.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
 from partita.studies.methods.comparisons import textbook_propagation
 
-HELD_OUT, PASSES, MOST_PASSES = 224, 10, 30
+HELD_OUT, PASSES, MOST_PASSES, PARTS = 224, 10, 30, 4
 # Seconds in XLA, as JAX reports them; tracing, which a cache does not save, is not counted.
 BACKEND = "/jax/core/compile/backend_compile_duration"
 COMPILING: list[float] = []
@@ -53,34 +53,38 @@ def topics(K: int) -> None:
     print(f"topics, K = {K}: scikit-learn {PASSES} passes in {seconds:.1f} s to {target:.3f} per held-out word")
     model = pt.models.LatentDirichletAllocation(K, len(words), **prior, iterations=20, single_precision=True)
     rows = train.shape[0]
-    solvers = {
-        "batch": FixedPoint(step_size=1.0),
-        "mini-batches of 128": FixedPoint(step_size=0.1, batch_size=128, steps=rows // 128),
+    ways = {
+        "batch": (1, FixedPoint(step_size=1.0)),
+        f"{PARTS} sites in turns": (PARTS, FixedPoint(step_size=1.0)),
+        "mini-batches of 128": (1, FixedPoint(step_size=0.1, batch_size=128, steps=rows // 128)),
     }
-    for name, solver in solvers.items():
-        spent, compiled, passes, reached = 0.0, 0.0, 0, -np.inf
-        schedule = Sequential(MOST_PASSES)
-        run = pt.events(model, [train], solver=solver, schedule=schedule, damping=1.0, start=model.begin())
-        for posterior, (taken, of_them) in timed(run):
-            spent, compiled, passes = spent + taken, compiled + of_them, passes + 1
-            reached = score(posterior.concentration)
-            if reached >= target:
-                break
+    for name, (parts, solver) in ways.items():
+        spent, compiled, passes, reached = 0.0, 0.0, 0.0, -np.inf
+        schedule = Sequential(MOST_PASSES, together=parts > 1)
+        sites = [train[first::parts] for first in range(parts)]
+        run = pt.events(model, sites, solver=solver, schedule=schedule, damping=1.0, start=model.begin())
+        for posterior, version, (taken, of_them) in timed(run):
+            spent, compiled, passes = spent + taken, compiled + of_them, version / parts
+            # Looked at once a pass: what is in between is no pass of all documents.
+            if version % parts == 0:
+                reached = score(posterior.concentration)
+                if reached >= target:
+                    break
         there = reached >= target
-        line = f"{passes} passes in {spent:.1f} s, {compiled:.1f} s of them compiling, "
+        line = f"{passes:.0f} passes in {spent:.1f} s, {compiled:.1f} s of them compiling, "
         line += f"{'' if there else 'only '}to {reached:.3f}"
         ratios = f": {seconds / spent:.1f} × as fast, {seconds / (spent - compiled):.1f} × once it is compiled"
         print(f"  Partita, {name}: {line}{ratios if there else ''}")
 
 
 def timed(run: Any) -> Any:
-    """Posteriors with the seconds that each took, and how many of those were for compiling."""
+    """Posteriors and versions, with the seconds that each took, and how many of those were for compiling."""
     while True:
         before, began = len(COMPILING), time.perf_counter()
         event = next(run, None)
         if event is None:
             return
-        yield event.posterior, (time.perf_counter() - began, sum(COMPILING[before:]))
+        yield event.posterior, event.version, (time.perf_counter() - began, sum(COMPILING[before:]))
 
 
 def mixture(rows: int = 100_000, features: int = 10, K: int = 20) -> None:

@@ -288,7 +288,7 @@ def test_a_run_that_is_stuck_says_so_and_is_not_settled():
     shards = [(X[:200], y[:200]), (X[200:], y[200:])]
     schedule = pt.schedules.Synchronous(rounds=30, settled=1e-6)
     corrupt = {site: lambda update: replace(update, change=update.change**-1e12) for site in range(2)}
-    with pytest.warns(RuntimeWarning, match="would not leave the posterior proper"):
+    with pytest.warns(RuntimeWarning, match="site 0, site 1: nothing .* would leave the posterior improper"):
         stuck = pt.fit(model, shards, engine=Chaos(corrupt=corrupt), schedule=schedule)
     assert len(stuck.history) == 30
     # From the prior itself, and so wide, first steps lead to the edge of what is proper: each site is held back alone.

@@ -22,6 +22,8 @@ from partita.wire.tasks import Update
 
 # If a smaller share of what sites propose can be taken, the run goes nowhere.
 STALLED = 1e-3
+# So many sites are named in a problem that concerns all of a fold.
+MOST_NAMED = 3
 # How often a step of hyperparameters is halved before none is made.
 HALVINGS = 20
 
@@ -129,9 +131,13 @@ def _find_obstacles(run: Run, updates: Sequence[Update], proposal: Proposal, tak
     problems = [f"{run.names.of(site)}: solver {outcome.reason}" for site, outcome in outcomes if not outcome.is_good]
     most = taken if proposal.shares is None else float((proposal.shares * taken).max())
     if proposal.wanted > 0 and most < STALLED:
+        names = ", ".join(run.names.of(site) for site in proposal.sites[:MOST_NAMED])
+        others = len(proposal.sites) - MOST_NAMED
+        names += f" and {others} more" if others > 0 else ""
+        share = f"only {100 * most:.1g} %" if most > 0 else "nothing"
         problems.append(
-            f"more than {most:.1g} of what sites propose would not leave the posterior proper: begin nearer "
-            "to the answer (start=…), narrow the prior, or scale the data"
+            f"{names}: {share} of what was proposed could be taken: the rest would leave the posterior improper. Begin "
+            "nearer to the answer (start=…), narrow the prior, or scale the data"
         )
     return problems
 
