@@ -99,12 +99,13 @@ class ConjugateGradient(Solver):
         """The first of ρ, ρ/2, ρ/4, … that is proper and brings enough, and whether there was one."""
         now = value - q.kl(problem.cavity)
 
-        def will_do(step_size: Array) -> Array:
+        def look(step_size: Array) -> tuple[Array, Array]:
             moved = jax.tree.map(lambda a, d: a + step_size * d, q, direction)
-            enough = problem.free_energy(moved, key) >= now + SUFFICIENT * step_size * slope
-            return moved.is_proper() & enough
+            reached = problem.free_energy(moved, key)
+            return moved.is_proper() & (reached >= now + SUFFICIENT * step_size * slope), reached
 
-        return halve_until(will_do, first)
+        step_size, possible, _ = halve_until(look, first)
+        return step_size, possible
 
 
 def _multiply_by_fisher(q: Family, direction: Family) -> Any:
