@@ -175,10 +175,10 @@ def halve_until(look: Callable[[Array], tuple[Array, Array]], first: Array) -> t
     `look` says of a step whether it will do, and what it leads to.
     """
 
-    def again(carry: tuple[Array, Array, Array, Array]) -> Array:
+    def again(carry: Any) -> Any:
         return ~carry[2] & (carry[1] <= HALVINGS)
 
-    def halve(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+    def halve(carry: Any) -> Any:
         step_size = jnp.where(carry[1] == 0, carry[0], 0.5 * carry[0])
         return step_size, carry[1] + 1, *look(step_size)
 
