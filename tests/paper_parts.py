@@ -19,8 +19,10 @@ def read_parts(source: str) -> dict[str, str]:
     text = re.sub(r"(?<!\\)%.*", "", source)
     parts = dict(_parts(text[text.index(r"\begin{document}") :]))
     numbers = {label: part.split()[1] for part, label in parts.items() if part.startswith("Property")}
-    return {part: re.sub(r"prop:[\w-]+", lambda m: numbers[m[0]], title) if is_section(part) else title
-            for part, title in parts.items()}
+    return {
+        part: re.sub(r"prop:[\w-]+", lambda m: numbers[m[0]], title) if is_section(part) else title
+        for part, title in parts.items()
+    }
 
 
 def is_section(part: str) -> bool:

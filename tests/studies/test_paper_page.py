@@ -72,7 +72,7 @@ def test_every_part_has_an_entry_and_numbers_are_complete():
 
 
 def test_parts_that_are_missing_or_unknown_are_named():
-    with pytest.raises(InputError, match="got none for Eq. 94, and some for"):
+    with pytest.raises(InputError, match=r"got none for Appendix C.4, Eq. 94, and some for \(no other\)"):
         check_cover(PARTS, [entry for entry in ENTRIES if "Eq. 94" not in entry.parts])
     with pytest.raises(InputError, match=r"none for \(all have one\), and some for Property 7"):
         check_cover({part: "" for part in PARTS if part != "Property 7"}, ENTRIES)
@@ -124,6 +124,11 @@ def test_commands_can_be_parsed(entry):
             find_method(given["name"])
         if words[0] == "pictures":
             assert set(given["names"]) <= set(PICTURES), line
+
+
+@pytest.mark.parametrize("entry", entries("pictures"))
+def test_pictures_are_there(entry):
+    assert [place for place, _ in entry.pictures if not (ROOT / "docs" / place).exists()] == []
 
 
 @pytest.mark.parametrize("entry", entries("ours"))

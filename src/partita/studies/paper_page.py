@@ -23,18 +23,21 @@ ROWS, PAGE = Path("docs/data/paper.toml"), Path("docs/paper.md")
 VERDICTS = ("holds", "holds with a correction", "does not reproduce", "not tried", "no claim of its own")
 HEAD = """# The paper, part by part
 
-Bui, Nguyen, Swaroop and Turner, [*Partitioned Variational Inference*](https://arxiv.org/abs/1811.11206) (2018): every section, property, numbered equation, algorithm, table and figure, where it is here, what
-checks it, and whether it holds. Sections, equations and figures have the numbers that LaTeX gives them in the authors' source.
+Bui, Nguyen, Swaroop and Turner, [*Partitioned Variational Inference*](https://arxiv.org/abs/1811.11206) (2018): every
+section, property, numbered equation, algorithm, table and figure, where it is here, what checks it, and whether it
+holds. All numbers are those that LaTeX gives in the authors' source.
 
 * *Holds*: what the paper says is what the code does, and what the tests or figures named here show.
-* *Holds with a correction*: so it is, once a sign, an index or a condition is put right, or but for a part that is named.
+* *Holds with a correction*: so it is, once a sign, an index or a condition is put right, or but for a part that is
+  named.
 * *Does not reproduce*: it was tried, and came out otherwise.
 * *Not tried*: nothing here has run it, or not as the paper does.
 * *No claim of its own*: what it says is said, and checked, elsewhere.
 
-Figures of ours are those that the linked pages record, with the commands that made them; "not recorded" means that a command exists and no run of it is written down.
-`partita study paper` writes this page from [data/paper.toml](data/paper.toml). A test imports every name, looks for every test, parses every command, finds every figure in the page it is said to be from, and
-compares the list of parts with the paper where that is at hand.
+Figures of ours are those that the linked pages record, with the commands that made them; "not recorded" means that a
+command exists and no run of it is written down. `partita study paper` writes this page from
+[data/paper.toml](data/paper.toml). A test imports every name, looks for every test, parses every command, finds every
+figure in the page that it is said to be from, and compares the list of parts with the paper where that is at hand.
 """
 
 
@@ -52,6 +55,7 @@ class Entry:
         commands: those that run it.
         ours: our figures, all of them in the pages of `sources`.
         theirs: the paper's.
+        pictures: files in docs/, each with what it shows.
     """
 
     covers: tuple[str, ...]
@@ -64,6 +68,7 @@ class Entry:
     ours: str = ""
     sources: tuple[str, ...] = ()
     theirs: str = ""
+    pictures: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         check_one_of(f"{', '.join(self.covers)}: ", VERDICTS, verdict=self.verdict)
@@ -161,13 +166,19 @@ def render_sections(parts: Mapping[str, str], entries: Sequence[Entry]) -> Itera
 def render_entry(parts: Mapping[str, str], entry: Entry) -> str:
     """One entry: what the paper says, the verdict, and where all of it is."""
     first = parts[entry.covers[0]] if entry.covers[0].startswith(("Section", "Appendix")) else ""
-    lines = [f'### {entry.title}{f": {first}" if first else ""} {{ #{anchor(entry)} }}', "", entry.says, ""]
+    lines = [f"### {entry.title}{f': {first}' if first else ''} {{ #{anchor(entry)} }}", "", entry.says, ""]
     lines += [f"**{entry.verdict.capitalize()}.** {entry.note}".rstrip(), ""]
     figures = [("paper", entry.theirs), ("ours", entry.ours)]
     if entry.ours:
-        pages = ", ".join(f"[{source.removeprefix('docs/')}]({source.removeprefix('docs/')})" for source in entry.sources)
+        pages = ", ".join(
+            f"[{source.removeprefix('docs/')}]({source.removeprefix('docs/')})" for source in entry.sources
+        )
         figures[1] = ("ours", f"{entry.ours} ({pages})" if pages else entry.ours)
-    listed = [(name, ", ".join(f"`{each}`" for each in given)) for name, given in (
-        ("code", entry.code), ("tests", entry.tests), ("commands", entry.commands))]
+    listed = [
+        (name, ", ".join(f"`{each}`" for each in given))
+        for name, given in (("code", entry.code), ("tests", entry.tests), ("commands", entry.commands))
+    ]
     lines += [f"* {name}: {text}" for name, text in (*figures, *listed) if text]
+    for place, words in entry.pictures:
+        lines += ["", f"![{words}]({place})", "", f"*{words}*"]
     return "\n".join([*lines, ""])

@@ -134,7 +134,7 @@ STUDIES: tuple[Study, ...] = (
         "estimator_checks:check_estimators", "minutes",
     ),
     Study(
-        "pictures", "The pictures of the documentation: schemata, demo, streaming, methods, and those of rows that are kept.",
+        "pictures", "The pictures of the documentation: from small runs, from tables, and from rows that are kept.",
         "pictures.drawing:draw_pictures", "minutes", "Matplotlib, of the dev extra",
     ),
     Study(
