@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import scipy.integrate
 import scipy.optimize
 import scipy.stats
 
 from partita.server.schedules import OnePass, Sequential, Synchronous
-from partita.studies.pictures import continual_steps, federated_steps, granularity
+from partita.studies.pictures import collapsed_bound, continual_steps, federated_steps, granularity, stochastic
 from partita.studies.pictures.one_weight import MODEL, SOLVED, WEIGHTS, density, find_optimum, follow, likelihood, shape
 
 NODES, MASSES = np.polynomial.hermite_e.hermegauss(80)
@@ -83,6 +84,34 @@ def test_every_granularity_ends_at_the_optimum_of_global_vi(number):
     assert once[-1] == pytest.approx(0, abs=1e-10) if number == 1 else once[-1] > 0.01
 
 
+def test_mini_batches_are_ahead_until_the_first_pass_is_over():
+    inside = stochastic.average(stochastic.step_inside, 4.0, 1, seeds=4)
+    turns = stochastic.average(stochastic.step_between, 1.0, 1, seeds=4)
+    assert len(inside) == len(turns) == stochastic.BATCHES
+    assert inside[23] < turns[23] / 2
+    assert turns[-1] < inside[-1] / 2
+
+
+def test_slopes_of_the_collapsed_bound_are_those_with_q_fixed():
+    """And its values are those of an integral by SciPy."""
+    landscape = collapsed_bound.Landscape.of_rows()
+    scales, step = np.array([0.7, 2.0, 9.0]), 1e-4
+    best = landscape.collapse(scales)
+    by_scale, by_location = landscape.slopes(scales, best)
+    np.testing.assert_allclose(by_location, 0, atol=1e-9)
+    ends = [landscape.values(scales + move, landscape.collapse(scales + move)) for move in (step, -step)]
+    np.testing.assert_allclose((ends[0] - ends[1]) / (2 * step), by_scale, rtol=1e-5)
+    X, y = collapsed_bound.ROWS
+    q, prior = scipy.stats.norm(best[0], landscape.variance**0.5), scipy.stats.norm(0, scales[0])
+
+    def inside(theta):
+        log_likelihood = np.sum(y * X[:, 0] * theta - np.logaddexp(0, X[:, 0] * theta))
+        return q.pdf(theta) * (log_likelihood + prior.logpdf(theta) - q.logpdf(theta))
+
+    exact = scipy.integrate.quad(inside, best[0] - 12, best[0] + 12, points=[best[0]], limit=200)[0]
+    assert landscape.values(scales, best)[0] == pytest.approx(exact, rel=1e-8)
+
+
 def test_curves_are_densities_and_likelihoods():
     rows = granularity.ROWS
     (moment,) = follow([rows], solver=SOLVED, schedule=Sequential(1), damping=1.0)
@@ -96,8 +125,10 @@ def test_curves_are_densities_and_likelihoods():
     np.testing.assert_allclose(shape(moment.factors[0]), factor / factor.max(), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("picture", [continual_steps, federated_steps, granularity])
-def test_they_can_be_drawn(picture, tmp_path):
+@pytest.mark.parametrize("picture", [continual_steps, federated_steps, granularity, stochastic, collapsed_bound])
+def test_they_can_be_drawn(picture, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(stochastic, "PASSES", 1)
+    monkeypatch.setattr(stochastic, "average", lambda scheme, rate, passes: np.linspace(1, rate, stochastic.BATCHES))
     picture.draw(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes()[:4] == b"\x89PNG"

@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        return ", ".join(re.sub(r"-(?=\d+$)", "–", given).replace("Eq. ", "Eq. ") for given in self.covers)
+        return ", ".join(re.sub(r"-(?=\d+$)", "–", given) for given in self.covers)
 
 
 def _spell_out(given: str) -> list[str]:
@@ -126,7 +126,12 @@ def write_paper_page(
 ) -> None:
     """Write the page from its rows."""
     parts, entries = read_entries(rows)
-    write_sections([HEAD], [render_overview(entries), *render_sections(parts, entries)], page, lambda section: None)
+    write_sections(
+        [HEAD],
+        [render_overview(entries), *render_sections(parts, entries), render_index(parts, entries)],
+        page,
+        lambda section: None,
+    )
     say(f"{page}: {len(entries)} entries for {len(parts)} parts")
 
 
@@ -139,7 +144,7 @@ def render_overview(entries: Sequence[Entry]) -> str:
         some = [entry for entry in entries if entry.verdict == verdict]
         if some:
             found += [f"**{verdict.capitalize()}:**", ""]
-            found += [f"* [{entry.title}](#{anchor(entry)}): {entry.says}" for entry in some] + [""]
+            found += [f"* {link(entry)}: {entry.says}" for entry in some] + [""]
     return "\n".join(found)
 
 
@@ -149,36 +154,58 @@ def anchor(entry: Entry) -> str:
     return "-".join(words[:9])
 
 
+def link(entry: Entry, words: str = "") -> str:
+    return f"[{words or entry.title}](#{anchor(entry)})"
+
+
 def render_sections(parts: Mapping[str, str], entries: Sequence[Entry]) -> Iterator[str]:
     """The entries below the sections that they begin in."""
-    section = ""
-    sections = {}
+    for section, own in group_entries(parts, entries).items():
+        titles = [f"{part}: {parts[part]}" for part in parts if part.startswith(f"{section}.")]
+        head = [f"## {section}. {parts[section]}", "", *([f"*{'; '.join(titles)}.*", ""] if titles else [])]
+        yield "\n".join([*head, *map(render_entry, own)])
+
+
+def group_entries(parts: Mapping[str, str], entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The entries of every section without a dot in its number."""
+    section, places = "", {}
     for part in parts:
         if re.fullmatch(r"(Section|Appendix) \w+", part):
             section = part
-        sections[part] = section
-    for name in dict.fromkeys(sections.values()):
-        own = [entry for entry in entries if sections[entry.parts[0]] == name]
-        if own:
-            yield "\n".join([f"## {name}. {parts[name]}", "", *(render_entry(parts, entry) for entry in own)])
+        places[part] = section
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(places[entry.parts[0]], []).append(entry)
+    return found
 
 
-def render_entry(parts: Mapping[str, str], entry: Entry) -> str:
+def render_entry(entry: Entry) -> str:
     """One entry: what the paper says, the verdict, and where all of it is."""
-    first = parts[entry.covers[0]] if entry.covers[0].startswith(("Section", "Appendix")) else ""
-    lines = [f"### {entry.title}{f': {first}' if first else ''} {{ #{anchor(entry)} }}", "", entry.says, ""]
+    lines = [f"### {entry.title} {{ #{anchor(entry)} }}", "", entry.says, ""]
     lines += [f"**{entry.verdict.capitalize()}.** {entry.note}".rstrip(), ""]
-    figures = [("paper", entry.theirs), ("ours", entry.ours)]
-    if entry.ours:
-        pages = ", ".join(
-            f"[{source.removeprefix('docs/')}]({source.removeprefix('docs/')})" for source in entry.sources
-        )
-        figures[1] = ("ours", f"{entry.ours} ({pages})" if pages else entry.ours)
-    listed = [
-        (name, ", ".join(f"`{each}`" for each in given))
-        for name, given in (("code", entry.code), ("tests", entry.tests), ("commands", entry.commands))
-    ]
-    lines += [f"* {name}: {text}" for name, text in (*figures, *listed) if text]
+    pages = ", ".join(f"[{name}]({name})" for name in (source.removeprefix("docs/") for source in entry.sources))
+    listed = {
+        "the paper's figures": entry.theirs,
+        "ours": f"{entry.ours} ({pages})" if pages else entry.ours,
+        "code": _quote(entry.code),
+        "tests": _quote(entry.tests),
+        "commands": _quote(entry.commands),
+    }
+    lines += [f"* {name}: {text}" for name, text in listed.items() if text]
     for place, words in entry.pictures:
-        lines += ["", f"![{words}]({place})", "", f"*{words}*"]
+        lines += ["", f"![{entry.title}]({place})", "", f"*{words}*"]
     return "\n".join([*lines, ""])
+
+
+def _quote(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def render_index(parts: Mapping[str, str], entries: Sequence[Entry]) -> str:
+    """Every part with its title or label, and the verdicts of its entries."""
+    lines = []
+    for part, title in parts.items():
+        own = [entry for entry in entries if part in entry.parts]
+        shown = title if part.startswith(("Section", "Appendix")) else f"`{title}`" if title else ""
+        lines.append([part, shown, ", ".join(link(entry, entry.verdict) for entry in own)])
+    return "\n".join(["## All parts in order", "", markdown_table(["part", "title or label", "verdicts"], lines)])
