@@ -146,6 +146,18 @@ def test_figures_in_notes_are_there_too(entry):
     assert {each for each in numbers(words) if "." in each} - numbers(pages) == set()
 
 
+def test_what_code_and_pages_refer_to_is_in_the_paper():
+    """ "Section 3.4 of the paper", wherever it is written."""
+    found = {}
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").rglob("*.py")]:
+        words = " ".join(path.read_text(encoding="utf-8").split())
+        kinds = r"(?:Section|Appendix|Property|Algorithm|Eq\.|Figure|Table)"
+        for part in re.findall(rf"({kinds} [\dA-E.]*[\dA-E]) of (?:the|this) paper", words):
+            found[part] = path
+    assert len(found) > 10
+    assert {part: path for part, path in found.items() if part not in PARTS} == {}
+
+
 def test_what_is_not_tried_or_failed_says_why():
     assert [entry for entry in ENTRIES if entry.verdict != "holds" and not entry.note] == []
     assert [entry for entry in ENTRIES if entry.verdict.startswith("holds") and not entry.tests + entry.commands] == []

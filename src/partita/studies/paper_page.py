@@ -144,7 +144,7 @@ def render_overview(entries: Sequence[Entry]) -> str:
         some = [entry for entry in entries if entry.verdict == verdict]
         if some:
             found += [f"**{verdict.capitalize()}:**", ""]
-            found += [f"* {link(entry)}: {entry.says}" for entry in some] + [""]
+            found += [f"* {link(entry)}: {escape(entry.says)}" for entry in some] + [""]
     return "\n".join(found)
 
 
@@ -156,6 +156,11 @@ def anchor(entry: Entry) -> str:
 
 def link(entry: Entry, words: str = "") -> str:
     return f"[{words or entry.title}](#{anchor(entry)})"
+
+
+def escape(text: str) -> str:
+    """A star is one: q* is a density."""
+    return text.replace("*", r"\*")
 
 
 def render_sections(parts: Mapping[str, str], entries: Sequence[Entry]) -> Iterator[str]:
@@ -181,8 +186,8 @@ def group_entries(parts: Mapping[str, str], entries: Sequence[Entry]) -> dict[st
 
 def render_entry(entry: Entry) -> str:
     """One entry: what the paper says, the verdict, and where all of it is."""
-    lines = [f"### {entry.title} {{ #{anchor(entry)} }}", "", entry.says, ""]
-    lines += [f"**{entry.verdict.capitalize()}.** {entry.note}".rstrip(), ""]
+    lines = [f"### {entry.title} {{ #{anchor(entry)} }}", "", escape(entry.says), ""]
+    lines += [f"**{entry.verdict.capitalize()}.** {escape(entry.note)}".rstrip(), ""]
     pages = ", ".join(f"[{name}]({name})" for name in (source.removeprefix("docs/") for source in entry.sources))
     listed = {
         "the paper's figures": entry.theirs,
