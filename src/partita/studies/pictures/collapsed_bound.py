@@ -34,7 +34,8 @@ class Landscape:
     @classmethod
     def of_rows(cls) -> "Landscape":
         """With the variance that global VI finds under the model's own prior."""
-        return cls(load_shards(MODEL, [ROWS])[0], float(find_optimum([ROWS]).scale[0]) ** 2)
+        best: Any = find_optimum([ROWS])
+        return cls(load_shards(MODEL, [ROWS])[0], float(best.scale[0]) ** 2)
 
     def bound(self, scale: Array, location: Array) -> Array:
         """E_q[log p(y | θ)] - KL(q ‖ p(θ | ε))."""
