@@ -85,8 +85,8 @@ def test_every_granularity_ends_at_the_optimum_of_global_vi(number):
 
 
 def test_mini_batches_are_ahead_until_the_first_pass_is_over():
-    inside = stochastic.average(stochastic.step_inside, 4.0, 1, seeds=4)
-    turns = stochastic.average(stochastic.step_between, 1.0, 1, seeds=4)
+    inside = stochastic.average(stochastic.step_inside, 4.0, 1, seeds=2)
+    turns = stochastic.average(stochastic.step_between, 1.0, 1, seeds=2)
     assert len(inside) == len(turns) == stochastic.BATCHES
     assert inside[23] < turns[23] / 2
     assert turns[-1] < inside[-1] / 2
@@ -128,6 +128,10 @@ def test_curves_are_densities_and_likelihoods():
 @pytest.mark.parametrize("picture", [continual_steps, federated_steps, granularity, stochastic, collapsed_bound])
 def test_they_can_be_drawn(picture, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
+    # Fewer points and groups than in the documentation.
+    monkeypatch.setattr(collapsed_bound, "SCALES", np.geomspace(0.5, 20, 9))
+    monkeypatch.setattr(collapsed_bound, "LOCATIONS", np.linspace(0.2, 4.0, 8))
+    monkeypatch.setattr(granularity, "MORE", (1, 4))
     monkeypatch.setattr(stochastic, "PASSES", 1)
     monkeypatch.setattr(stochastic, "average", lambda scheme, rate, passes: np.linspace(1, rate, stochastic.BATCHES))
     picture.draw(tmp_path / "picture.png")
