@@ -1,7 +1,9 @@
 """Rows that are kept: where they come from, what is left of them, and pictures that are drawn from them alone."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from partita.errors import InputError
@@ -87,3 +89,19 @@ def test_pictures_of_rows_that_are_not_there_are_left_out(tmp_path, monkeypatch)
     assert said == [f"robot_arm: left out, {tmp_path / 'none.jsonl'} is not there"]
     with pytest.raises(InputError, match="not found"):
         drawing.draw_pictures(said.append, ["robot_arm"], tmp_path)
+
+
+def test_distributions_are_narrower_than_those_of_nuts_and_points_decide_more():
+    """What docs/results.md says of banana, from the rows that are kept with it."""
+    _, rows = read_kept(Path(__file__).parents[2] / "docs" / "data" / "banana_own.jsonl")
+    last = {row["method"]: row for row in choose_rows(rows, "three batches")}
+
+    def spread(method):
+        drawn = last[method]["drawn"]
+        return np.std([*drawn["variance"], *drawn["lengthscale"]], axis=1)
+
+    np.testing.assert_allclose(spread("nuts"), [0.50, 0.19, 0.21], rtol=0.2)
+    for method in ("batch-vi", "streaming-vi"):
+        assert np.all(spread(method) < 0.95 * spread("nuts"))
+    assert last["streaming-ml"]["undecided"] < last["streaming-vi"]["undecided"] - 0.1
+    assert last["batch-ml"]["undecided"] < last["batch-vi"]["undecided"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import partita as pt
+from partita.engines import InProcess
 from partita.expectations import GaussHermite
 from partita.families import MeanField
 from partita.fitting import prepare
@@ -14,7 +15,7 @@ from partita.free_energy import LocalProblem
 from partita.models import LogisticRegression, prior_of
 from partita.server.loop import iterate
 from partita.server.rules import Falling, Fixed
-from partita.server.schedules import OnePass, RandomOrder, Synchronous
+from partita.server.schedules import Asynchronous, OnePass, RandomOrder, Synchronous
 from partita.site.worker import load_shards
 from partita.solvers import FixedPoint, RobbinsMonro, StochasticNaturalGradient
 
@@ -121,3 +122,34 @@ def test_the_first_scheme_removes_an_average_factor_and_the_second_its_own(data)
     removed = q * (message / likelihood ** (1 / BATCHES)) ** (BATCHES * rate)
     np.testing.assert_allclose(first.precision, removed.precision, rtol=1e-12)
     np.testing.assert_allclose(first.location, removed.location, rtol=1e-12)
+
+
+def send(groups, optimum, custody, speeds, updates=300):
+    """Mean KL from the optimum over the last fifty updates of workers who do not wait for each other."""
+    engine, schedule = InProcess(speeds), Asynchronous(updates)
+    settings = {"solver": FixedPoint(step_size=1.0), "damping": 0.2, "schedule": schedule, "engine": engine}
+    posteriors = [event.posterior for event in pt.events(MODEL, groups, custody=custody, **settings)]
+    return np.mean([q.kl(optimum) for q in posteriors[-50:]])
+
+
+def test_an_average_factor_needs_workers_that_answer_equally_often(data, optimum):
+    """Appendix A.6 on stochastic global updates at several workers: "the data must be distributed in an iid way, and
+    the updates must be returned by each worker with the same regularity"; local ones need neither.
+    """
+    X, y = data
+    order = np.lexsort((X[:, 1], y))
+    groups = {
+        "alike": [(X[i::3], y[i::3]) for i in range(3)],
+        "unlike": [(X[part], y[part]) for part in np.array_split(order, 3)],
+    }
+    found = {
+        (who, custody, last): send(own, optimum, custody, (1.0, last, last))
+        for who, own in groups.items()
+        for custody in ("open", "shared")
+        for last in (1.0, 0.15)
+    }
+    assert all(value < 1e-4 for (_, custody, _), value in found.items() if custody == "open")
+    # Unlike rows do little harm while all answer equally often.
+    assert all(found[who, "shared", 1.0] < 0.02 for who in groups)
+    assert all(found[who, "shared", 0.15] > 0.1 for who in groups)
+    assert found["unlike", "shared", 0.15] > found["alike", "shared", 0.15]

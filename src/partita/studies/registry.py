@@ -134,8 +134,12 @@ STUDIES: tuple[Study, ...] = (
         "estimator_checks:check_estimators", "minutes",
     ),
     Study(
-        "pictures", "The pictures of the documentation: demo, streaming, methods, and those of rows that are kept.",
+        "pictures", "The pictures of the documentation: from small runs, from tables, and from rows that are kept.",
         "pictures.drawing:draw_pictures", "minutes", "Matplotlib, of the dev extra",
+    ),
+    Study(
+        "paper", "Every part of the paper beside code, tests, commands and figures, with a verdict; writes its page.",
+        "paper_page:write_paper_page", "a second",
     ),
     Study(
         "keep-rows", "Collect an experiment's finished rows into one file, from which pictures are drawn again.",

@@ -62,6 +62,7 @@ FOLLOWED = 5
 FORM_DRAWS = 2
 # Predictions are drawn on a grid with so many points in each direction.
 GRID = 40
+UNLIKELY = 0.1
 
 
 @dataclass(frozen=True)
@@ -174,18 +175,21 @@ def _rows(data: tuple[Data, Data], scale: Scale, method: str, setting: str, seed
     places = np.stack(np.meshgrid(*axes), axis=-1).reshape(-1, 2)
     for counted, model, (X, y) in learn_batches(_model(scale, method, seed), batches, _learn_classes):
         drawn = model.hyperparameter_draws(400)
+        surface = np.round(model.predict_proba(places)[:, 1], 3)
         yield {
             **counted,
             **classification(model.predict_proba(X_test), y_test),
             "lengthscales": np.median(drawn["lengthscale"], axis=0).tolist(),
             "variance": float(np.median(drawn["variance"])),
             "free_energy": model.log_evidence_,
+            # How wide the boundary is: the share of the plane where neither class is likely.
+            "undecided": float(np.mean((surface > UNLIKELY) & (surface < 1 - UNLIKELY))),
             # Pictures are drawn from the rest.
             "drawn": {
                 name: np.round(np.log(value), 4).reshape(len(value), -1).T.tolist() for name, value in drawn.items()
             },
             "axes": [np.round(axis, 4).tolist() for axis in axes],
-            "surface": np.round(model.predict_proba(places)[:, 1], 3).reshape(GRID, GRID).tolist(),
+            "surface": surface.reshape(GRID, GRID).tolist(),
             "batch": [np.round(X, 4).tolist(), y.tolist()],
             "points": np.round(model.pseudo_points_, 4).tolist(),
         }
