@@ -21,7 +21,7 @@ def test_rows_are_whole():
         assert row.words.endswith(".")
 
 
-@pytest.mark.parametrize("name", ["winn-bishop-2005", "khan-li-2018", "minka-2004", "bui-2017", "zeno-2018"])
+@pytest.mark.parametrize("name", ["winn-bishop-2005", "khan-li-2018", "minka-2004", "bui-2017", "bui-2017b-classes", "zeno-2018"])
 def test_quick_rows_agree_with_their_references(name):
     """All of them: `partita methods --check`."""
     (result,) = check_methods([find_method(name)])

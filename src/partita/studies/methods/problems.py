@@ -48,12 +48,12 @@ def topics() -> Problem:
     return Problem(model, load("digits")[0][:400], model.begin())
 
 
-def _tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def read_tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     X, y = load("breast-cancer")
     return standardised(X[:rows, list(columns)]), y[:rows].astype(float)
 
 
-def _diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def read_diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     X, y = load("diabetes")
     X = X[:, list(columns)]
     return X / X.std(axis=0), standardised(y)
@@ -67,36 +67,36 @@ def _irises(columns: Sequence[int]) -> np.ndarray:
 
 def logistic() -> Problem:
     """Breast cancer from five measurements, 150 rows."""
-    return Problem(LogisticRegression(5), _tumours(150, range(5)))
+    return Problem(LogisticRegression(5), read_tumours(150, range(5)))
 
 
 def logistic_mean_field() -> Problem:
-    return Problem(LogisticRegression(5, posterior="mean-field"), _tumours(150, range(5)))
+    return Problem(LogisticRegression(5, posterior="mean-field"), read_tumours(150, range(5)))
 
 
 def logistic_narrow() -> Problem:
     """The same with a narrow prior of the intercept too, as linearised steps need it."""
-    return Problem(LogisticRegression(5, posterior="mean-field", intercept_scale=1.0), _tumours(150, range(5)))
+    return Problem(LogisticRegression(5, posterior="mean-field", intercept_scale=1.0), read_tumours(150, range(5)))
 
 
 def probit() -> Problem:
     """Breast cancer from two measurements without an intercept, 60 rows: small enough for a grid."""
-    return Problem(ProbitRegression(2, intercept=False, prior_scale=1.5), _tumours(60, (1, 4)))
+    return Problem(ProbitRegression(2, intercept=False, prior_scale=1.5), read_tumours(60, (1, 4)))
 
 
 def regression() -> Problem:
     """Diabetes, ten features."""
-    return Problem(LinearRegression(10, noise=0.7), _diabetes(range(10)))
+    return Problem(LinearRegression(10, noise=0.7), read_diabetes(range(10)))
 
 
 def heteroscedastic() -> Problem:
     """Diabetes from two measurements, whose noise may depend on them."""
-    return Problem(HeteroscedasticRegression(2, intercept_scale=2.0), _diabetes((2, 8)))
+    return Problem(HeteroscedasticRegression(2, intercept_scale=2.0), read_diabetes((2, 8)))
 
 
 def outliers() -> Problem:
     """Twenty rows of diabetes, two measurements, noise with tails so heavy that rows disagree."""
-    X, y = _diabetes((2, 8))
+    X, y = read_diabetes((2, 8))
     some = np.random.default_rng(3).choice(len(X), 20, replace=False)
     return Problem(RobustRegression(2, intercept=False, noise=0.2, degrees=1.0), (X[some], y[some]))
 
@@ -125,20 +125,14 @@ def cities() -> Problem:
 
 def process() -> Problem:
     """Diabetes from two measurements, a function seen at twenty points."""
-    X, y = _diabetes((2, 8))
+    X, y = read_diabetes((2, 8))
     points = X[np.random.default_rng(0).choice(len(X), 20, replace=False)]
     return Problem(SparseProcess(points, kernels.SquaredExponential(1.0, 1.5), likelihoods.Normal(0.75)), (X, y))
 
 
-def process_classes() -> Problem:
-    """Breast cancer from two measurements, a function seen at all 60 rows, for whole powers."""
-    X, y = _tumours(60, (1, 4))
-    return Problem(SparseProcess(X, kernels.SquaredExponential(2.0, 1.0), likelihoods.Probit(), power=1.0), (X, y))
-
-
 def process_means() -> Problem:
-    """The same with twenty points, for variational inference."""
-    X, y = _tumours(60, (1, 4))
+    """Breast cancer from two measurements, a function seen at twenty of 60 rows."""
+    X, y = read_tumours(60, (1, 4))
     return Problem(SparseProcess(X[:20], kernels.SquaredExponential(2.0, 1.0), likelihoods.Probit()), (X, y))
 
 
@@ -291,7 +285,7 @@ def unknown_noise() -> Problem:
     """Diabetes from four measurements, with a noise of unknown size: σ = exp(z), z ~ N(0, 1)."""
     import jax.numpy as jnp
 
-    X, y = _diabetes(range(2, 6))
+    X, y = read_diabetes(range(2, 6))
 
     def log_prob(params: Any, rows: Any) -> Any:
         X, y = rows

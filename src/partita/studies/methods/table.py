@@ -20,7 +20,7 @@ from partita.solvers import (
     Solver,
     natural_means,
 )
-from partita.studies.methods import comparisons, problems
+from partita.studies.methods import comparisons, problems, processes
 
 Family = Literal["global", "local", "online", "power EP"]
 
@@ -242,8 +242,20 @@ TABLE: tuple[Method, ...] = (
     Method(
         "bui-2017b", "power EP", "moment matching", "Bui, Yan and Turner (2017)",
         "Power EP for sparse Gaussian processes, here α = 1 and a point at every row.",
-        problems.process_classes, problems.each_row, MomentMatching(), Sequential(15),
-        check=comparisons.process_propagation, tolerance=1e-4,
+        processes.process_classes, problems.each_row, MomentMatching(), Sequential(15),
+        check=processes.process_propagation, tolerance=1e-4,
+    ),
+    Method(
+        "bui-2017b-regression", "power EP", "analytic", "Bui, Yan and Turner (2017)",
+        "The same with α = ½ and few points, for regression: one pass is the answer.",
+        processes.sparse_regression, problems.each_row, MomentMatching(processes.POWER), OnePass(),
+        check=processes.sparse_closed_form, tolerance=1e-5,
+    ),
+    Method(
+        "bui-2017b-classes", "power EP", "moment matching", "Bui, Yan and Turner (2017)",
+        "The same with α = ½ and few points, for classes.",
+        processes.sparse_classes, problems.each_row, MomentMatching(processes.POWER), Sequential(15),
+        check=processes.sparse_propagation, tolerance=1e-4,
     ),
     Method(
         "li-2015", "power EP", "moment matching", "Li, Hernández-Lobato and Turner (2015)",
