@@ -8,8 +8,10 @@ from typer.testing import CliRunner
 
 from partita.cli import app
 from partita.errors import InputError, MissingData
+from partita.server.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint
-from partita.studies.methods import TABLE, check_methods, find_method, run_method
+from partita.studies.methods import TABLE, check_methods, find_method, graphs, run_method
+from partita.studies.methods.problems import each_row, whole
 
 RUNNER = CliRunner()
 
@@ -21,12 +23,36 @@ def test_rows_are_whole():
         assert row.words.endswith(".")
 
 
-@pytest.mark.parametrize("name", ["winn-bishop-2005", "khan-li-2018", "minka-2004", "bui-2017", "bui-2017b-classes", "zeno-2018"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "winn-bishop-2005",
+        "khan-li-2018",
+        "minka-2004",
+        "bui-2017",
+        "bui-2017b-classes",
+        "zeno-2018",
+        "winn-bishop-2005b",
+        "minka-2001b",
+        "minka-2001c",
+        "minka-2004b",
+    ],
+)
 def test_quick_rows_agree_with_their_references(name):
     """All of them: `partita methods --check`."""
     (result,) = check_methods([find_method(name)])
     assert result["status"] == "good"
     assert abs(result["difference"]) <= result["tolerance"]
+
+
+def test_factors_at_one_site_are_sent_together():
+    """The moments that match those of the whole graph are its exact probabilities, loops or not."""
+    row = replace(find_method("minka-2001c"), partition=whole, schedule=OnePass(), check=graphs.exact_marginals)
+    (result,) = check_methods([row])
+    assert result["status"] == "good"
+    loopy = replace(row, partition=each_row, schedule=Sequential(30))
+    (result,) = check_methods([loopy])
+    assert result["status"] == "off"
 
 
 def test_a_row_that_is_off_says_so():

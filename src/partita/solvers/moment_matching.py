@@ -1,13 +1,13 @@
 """Power expectation propagation: a factor is refined by matching moments of a tilted distribution."""
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import TINY
+from partita.expectations import TINY, is_enumerable
 from partita.families import AbstractGaussian, Family, inner
 from partita.foundation.checks import check_count, check_share
 from partita.foundation.points import hermite
@@ -32,7 +32,8 @@ class MomentMatching(Solver):
 
     `power` α = 1 is expectation propagation; as α falls to zero a step becomes that of `FixedPoint` (the paper's
     Property on power EP). proj keeps the moments. They are found by quadrature over the predictor xᵀθ where a site has
-    one row of a model with one, or over θ itself where that is one number; elsewhere from `draws` of the posterior,
+    one row of a model with one, or over θ itself where that is one number, and exact where θ can take few values: then
+    this is belief propagation on a graph whose factors are sites. Elsewhere they come from `draws` of the posterior,
     weighted by importance, which is good only while the posterior covers what one site's data say.
 
     With `each_row`, for a model with one linear predictor and a full Gaussian, every row of a shard has a factor of its
@@ -106,6 +107,8 @@ class MomentMatching(Solver):
 
     def _match(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         """log E_q[(p / t)^α] / α + E_q[log t], which stands for E_q[log p]; and the density with the tilted moments."""
+        if is_enumerable(q):
+            return self._match_values(problem, q, factor)
         if not q.is_gaussian:
             return self._match_draws(problem, q, factor, key)
         gaussian = q.as_gaussian("MomentMatching")
@@ -181,16 +184,25 @@ class MomentMatching(Solver):
 
     def _match_draws(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         params = q.sample(key, (self.draws,))
+        return self._match_weighted(problem, q, factor, params, jnp.full(self.draws, -jnp.log(self.draws), q.dtype))
+
+    def _match_values(self, problem: LocalProblem, q: Family, factor: Family) -> tuple[Array, Family]:
+        """Exact: every value that the parameters can take, with its probability."""
+        values = q.support()
+        log_shares = jax.vmap(lambda one: inner(q, q.statistics(one)))(values) - q.log_partition()
+        return self._match_weighted(problem, q, factor, values, log_shares)
+
+    def _match_weighted(
+        self, problem: LocalProblem, q: Family, factor: Family, params: Any, log_shares: Vector
+    ) -> tuple[Array, Family]:
         statistics = jax.vmap(q.statistics)(params)
         log_factor = jax.vmap(lambda one: inner(factor, one))(statistics)
-        logs = self.power * (jax.lax.map(problem.log_prob, params) - log_factor)
-        share = jax.nn.softmax(logs)
+        logs = log_shares + self.power * (jax.lax.map(problem.log_prob, params) - log_factor)
         mean = q.mean()
         # The difference between weighted and plain averages: as α falls, so does the noise.
-        moved = jax.tree.map(
-            lambda mu, values: mu + jnp.tensordot(share - 1 / self.draws, values, axes=1), mean, statistics
-        )
-        value = (jax.nn.logsumexp(logs) - jnp.log(self.draws)) / self.power + inner(factor, mean)
+        tilt = jax.nn.softmax(logs) - jnp.exp(log_shares)
+        moved = jax.tree.map(lambda mu, values: mu + jnp.tensordot(tilt, values, axes=1), mean, statistics)
+        value = jax.nn.logsumexp(logs) / self.power + inner(factor, mean)
         return value, type(q).from_mean(moved)
 
 

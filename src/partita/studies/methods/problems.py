@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import betaln
 
 from partita.datasets import load, load_table, standardised
 from partita.families import Family, Gamma, Gaussian, MeanField
@@ -105,10 +108,6 @@ def cities() -> Problem:
     """Deaths from stomach cancer in 20 cities of Missouri (Tsutakawa et al., 1985): a beta-binomial model of rates,
     over the logit of their mean and the logarithm of their prior's size.
     """
-    import jax
-    import jax.numpy as jnp
-    from jax.scipy.special import betaln
-
     deaths = [0, 0, 2, 0, 1, 1, 0, 2, 1, 3, 0, 1, 1, 1, 54, 0, 0, 1, 3, 0]
     people = [1083, 855, 3461, 657, 1208, 1025, 527, 1668, 583, 582]
     people += [917, 857, 680, 917, 53637, 874, 395, 581, 588, 383]
@@ -138,8 +137,6 @@ def process_means() -> Problem:
 
 def factor_analysis() -> Problem:
     """Irises from two latent numbers each, through a small network: non-linear factor analysis."""
-    import jax.numpy as jnp
-
     X = _irises(range(4))
     shapes = {"latent": (len(X), 2), "first": (2, 6), "bias": (6,), "second": (6, 4), "level": (4,)}
 
@@ -155,8 +152,6 @@ def factor_analysis() -> Problem:
 
 def state_space() -> Problem:
     """How iris after iris differs, as if they came in time: states that a small network moves, seen through another."""
-    import jax.numpy as jnp
-
     X = _irises(range(4))[::3]
     shapes = {"state": (len(X), 2), "move": (2, 4), "back": (4, 2), "first": (2, 6), "second": (6, 4), "level": (4,)}
 
@@ -207,8 +202,6 @@ def seizures() -> Problem:
     Over fixed effects, the logarithm of a deviation, and everyone's own intercept. What the deviation says of these
     goes with the rows, a quarter with each, in place of a wide prior.
     """
-    import jax.numpy as jnp
-
     X, person, y = read_seizures()
     fixed, people, wide = X.shape[1], person.max() + 1, 3.0
 
@@ -237,9 +230,6 @@ def read_districts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def districts() -> Problem:
     """Use of contraception by 1,934 women in 60 districts (Contraception): a logistic model in two levels."""
-    import jax
-    import jax.numpy as jnp
-
     X, district, y = read_districts()
     fixed, size = X.shape[1], X.shape[1] + 2 + int(district.max())
 
@@ -263,7 +253,6 @@ def counts() -> Problem:
 
 def gamma_factors() -> Problem:
     """Irises as sums of two patterns with weights that are never negative: gamma factors, seen with normal noise."""
-    import jax.numpy as jnp
     from sklearn.datasets import load_iris
 
     X = load_iris().data[::7]
@@ -283,8 +272,6 @@ def gamma_factors() -> Problem:
 
 def unknown_noise() -> Problem:
     """Diabetes from four measurements, with a noise of unknown size: σ = exp(z), z ~ N(0, 1)."""
-    import jax.numpy as jnp
-
     X, y = read_diabetes(range(2, 6))
 
     def log_prob(params: Any, rows: Any) -> Any:
@@ -301,7 +288,7 @@ def rows_of(data: Any) -> int:
 
 
 def take(data: Any, index: Any) -> Any:
-    return tuple(part[index] for part in data) if isinstance(data, tuple) else data[index]
+    return jax.tree.map(lambda part: part[index], data)
 
 
 def whole(data: Any) -> list[Any]:

@@ -42,7 +42,7 @@ def _covariance(X: np.ndarray, Z: np.ndarray) -> np.ndarray:
     return VARIANCE * np.exp(-0.5 * np.sum((X[:, None] - Z) ** 2, axis=-1) / LENGTHSCALE**2)
 
 
-def _compare(problem: Problem, result: Result, found: tuple[np.ndarray, ...], words: str) -> Comparison:
+def _compare(problem: Problem, result: Result, found: tuple[Any, ...], words: str) -> Comparison:
     """Means and variances of f at all rows, and the log evidence where it is found too, beside a reference's."""
     mean, variance, *log_evidence = found
     model: Any = problem.model

@@ -20,7 +20,7 @@ from partita.solvers import (
     Solver,
     natural_means,
 )
-from partita.studies.methods import comparisons, problems, processes
+from partita.studies.methods import comparisons, graphs, problems, processes
 
 Family = Literal["global", "local", "online", "power EP"]
 
@@ -142,6 +142,12 @@ TABLE: tuple[Method, ...] = (
         check=comparisons.exact_regression, tolerance=1e-9,
     ),
     Method(
+        "winn-bishop-2005b", "local", "analytic", "Winn and Bishop (2005)",
+        "The same in a Bayesian network with a loop: each factor sends messages to all of its variables.",
+        graphs.loop, problems.each_row, FixedPoint(step_size=1.0), Sequential(100),
+        check=graphs.mean_field, tolerance=1e-6,
+    ),
+    Method(
         "archambeau-ermis-2015", "local", "analytic", "Archambeau and Ermis (2015)",
         "Incremental variational inference of topics: batches of documents in turn, again and again.",
         problems.topics, problems.batches,
@@ -222,10 +228,28 @@ TABLE: tuple[Method, ...] = (
         check=comparisons.grid_moments, tolerance=0.05,
     ),
     Method(
+        "minka-2001b", "power EP", "moment matching", "Minka (2001)",
+        "The same in a Bayesian network that is a tree, factor by factor: belief propagation, which is exact.",
+        graphs.tree, problems.each_row, MomentMatching(), Sequential(5),
+        check=graphs.exact_marginals, tolerance=1e-8,
+    ),
+    Method(
+        "minka-2001c", "power EP", "moment matching", "Minka (2001)",
+        "The same in a Bayesian network with a loop: loopy belief propagation.",
+        graphs.loop, problems.each_row, MomentMatching(), Sequential(30),
+        check=graphs.message_passing(1.0), tolerance=1e-8,
+    ),
+    Method(
         "minka-2004", "power EP", "moment matching", "Minka (2004)",
         "Power EP with α = ½, rows all at once.",
         problems.probit, problems.each_row, MomentMatching(0.5), Synchronous(60), damping=0.3,
         check=comparisons.grid_moments, tolerance=0.1,
+    ),
+    Method(
+        "minka-2004b", "power EP", "moment matching", "Minka (2004)",
+        "Power EP with α = ½ in a Bayesian network with a loop: fractional belief propagation.",
+        graphs.loop, problems.each_row, MomentMatching(graphs.POWER), Sequential(60),
+        check=graphs.message_passing(graphs.POWER), tolerance=1e-8,
     ),
     Method(
         "small-powers", "power EP", "moment matching", "Bui et al. (2018), on power EP",
