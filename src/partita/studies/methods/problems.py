@@ -39,7 +39,7 @@ class Problem:
 
 def mixture() -> Problem:
     """Lengths of sepals and petals of irises, three components."""
-    X = _irises((0, 2))
+    X = standardise_irises((0, 2))
     X = X[np.random.default_rng(0).permutation(len(X))]
     model = GaussianMixture(2, 2, concentration=0.5, strength=0.7, degrees=6.0, scale=1.5)
     return Problem(model, X, model.begin(X))
@@ -62,7 +62,7 @@ def read_diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     return X / X.std(axis=0), standardised(y)
 
 
-def _irises(columns: Sequence[int]) -> np.ndarray:
+def standardise_irises(columns: Sequence[int]) -> np.ndarray:
     from sklearn.datasets import load_iris
 
     return standardised(load_iris().data[:, list(columns)])
@@ -137,7 +137,7 @@ def process_means() -> Problem:
 
 def factor_analysis() -> Problem:
     """Irises from two latent numbers each, through a small network: non-linear factor analysis."""
-    X = _irises(range(4))
+    X = standardise_irises(range(4))
     shapes = {"latent": (len(X), 2), "first": (2, 6), "bias": (6,), "second": (6, 4), "level": (4,)}
 
     def log_prob(params: Any, rows: Any) -> Any:
@@ -152,7 +152,7 @@ def factor_analysis() -> Problem:
 
 def state_space() -> Problem:
     """How iris after iris differs, as if they came in time: states that a small network moves, seen through another."""
-    X = _irises(range(4))[::3]
+    X = standardise_irises(range(4))[::3]
     shapes = {"state": (len(X), 2), "move": (2, 4), "back": (4, 2), "first": (2, 6), "second": (6, 4), "level": (4,)}
 
     def log_prob(params: Any, rows: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import optax
 
+from partita.expectations import Expectation, LocalReparameterisation
 from partita.server.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
 from partita.server.settings import Custody
 from partita.solvers import (
@@ -20,14 +21,15 @@ from partita.solvers import (
     Solver,
     natural_means,
 )
-from partita.studies.methods import comparisons, graphs, problems, processes
+from partita.studies.methods import comparisons, graphs, multinomial, problems, processes
 
 Family = Literal["global", "local", "online", "power EP"]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table: a published method. `custody` says who holds its factors.
+    """A row of the table: a published method. `custody` says who holds its factors, `expectation` how log likelihoods
+    are averaged, if not as the model would have it.
 
     The difference that `check` finds has to be at most `tolerance`.
     """
@@ -44,6 +46,7 @@ class Method:
     _: KW_ONLY
     damping: float = 1.0
     custody: Custody = "open"
+    expectation: Expectation | None = None
     check: comparisons.Check
     tolerance: float
 
@@ -159,6 +162,12 @@ TABLE: tuple[Method, ...] = (
         "Non-conjugate variational message passing: fixed points, row by row.",
         problems.logistic, problems.each_row, FixedPoint(step_size=1.0), Sequential(15),
         check=comparisons.batch_optimum, tolerance=1e-6,
+    ),
+    Method(
+        "knowles-minka-2011b", "local", "natural gradient", "Knowles and Minka (2011)",
+        "The same for multinomial regression.",
+        multinomial.kinds, problems.each_row, FixedPoint(step_size=1.0), Sequential(20),
+        expectation=LocalReparameterisation(2048), check=multinomial.quadrature_optimum, tolerance=0.005,
     ),
     Method(
         "wand-2014", "local", "natural gradient", "Wand (2014)",
