@@ -187,64 +187,6 @@ def volatility() -> Problem:
     return Problem(process, (days, y))
 
 
-def read_seizures() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns of `epil` with an intercept, who each row is of, and how many seizures it counts."""
-    table = load_table("epil")
-    treated = (table["trt"] == "progabide").astype(float)
-    columns = (table["lbase"], treated, treated * table["lbase"], table["lage"], table["V4"])
-    X = np.column_stack([np.ones(len(treated)), *columns])
-    return X, table["subject"].astype(int) - 1, table["y"]
-
-
-def seizures() -> Problem:
-    """Seizures of 59 people with epilepsy, in four periods each (epil): a Poisson model with an intercept for everyone.
-
-    Over fixed effects, the logarithm of a deviation, and everyone's own intercept. What the deviation says of these
-    goes with the rows, a quarter with each, in place of a wide prior.
-    """
-    X, person, y = read_seizures()
-    fixed, people, wide = X.shape[1], person.max() + 1, 3.0
-
-    def log_prob(params: Any, rows: Any) -> Any:
-        x, who, y = rows
-        spread, own = params[fixed], params[fixed + 1 :][who]
-        f = x @ params[:fixed] + own
-        prior = -0.5 * own**2 * (jnp.exp(-2 * spread) - 1 / wide**2) - spread + np.log(wide)
-        return y * f - jnp.exp(f) + prior / 4
-
-    location = np.zeros(fixed + 1 + people)
-    location[[0, fixed]] = 1.0, -1.0
-    scale = np.concatenate([[3.0], np.ones(fixed), np.full(people, wide)])
-    prior = Gaussian.from_moments(location, np.diag(scale**2))
-    start = Gaussian.from_moments(location, 0.01 * np.eye(len(location)))
-    return Problem(Model(prior, log_prob), (X, person, y), start)
-
-
-def read_districts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns of `Contraception` with an intercept, the district of each woman, and whether she uses any."""
-    table = load_table("Contraception")
-    age = table["age"] / 10
-    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
-    return X, np.unique(table["district"], return_inverse=True)[1], (table["use"] == "Y").astype(float)
-
-
-def districts() -> Problem:
-    """Use of contraception by 1,934 women in 60 districts (Contraception): a logistic model in two levels."""
-    X, district, y = read_districts()
-    fixed, size = X.shape[1], X.shape[1] + 2 + int(district.max())
-
-    def log_prob(params: Any, rows: Any) -> Any:
-        x, where, y = rows
-        f = x @ params[:fixed] + jnp.exp(params[fixed]) * params[fixed + 1 :][where]
-        return y * f - jax.nn.softplus(f)
-
-    location = np.zeros(size)
-    location[fixed] = -1.0
-    prior = Gaussian.from_moments(location, np.eye(size))
-    start = Gaussian.from_moments(location, 0.01 * np.eye(size))
-    return Problem(Model(prior, log_prob), (X, district, y), start)
-
-
 def counts() -> Problem:
     """Images of digits as counts, six patterns."""
     model = PoissonFactorisation(64, 6)
@@ -299,6 +241,11 @@ def whole(data: Any) -> list[Any]:
 def batches(data: Any) -> list[Any]:
     """A few sites, or a few moments of a stream."""
     return [take(data, part) for part in np.array_split(np.arange(rows_of(data)), PARTS)]
+
+
+def each_group(data: Any) -> list[Any]:
+    """Everybody whose rows are several is a site: who that is comes second."""
+    return [take(data, data[1] == who) for who in np.unique(data[1])]
 
 
 def each_row(data: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import optax
 
-from partita.expectations import Expectation, LocalReparameterisation
+from partita.expectations import Expectation, ExpectedHessian, LocalReparameterisation
 from partita.server.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
 from partita.server.settings import Custody
 from partita.solvers import (
@@ -21,7 +21,7 @@ from partita.solvers import (
     Solver,
     natural_means,
 )
-from partita.studies.methods import comparisons, graphs, multinomial, problems, processes
+from partita.studies.methods import comparisons, graphs, mixed_models, multinomial, problems, processes
 
 Family = Literal["global", "local", "online", "power EP"]
 
@@ -135,7 +135,7 @@ TABLE: tuple[Method, ...] = (
     Method(
         "sheth-khardon-2016", "global", "natural gradient", "Sheth and Khardon (2016a, b)",
         "The same for a logistic model in two levels, whose upper one has an unknown spread.",
-        problems.districts, problems.whole, FixedPoint(step_size=0.1, steps=200), Sequential(1),
+        mixed_models.districts, problems.whole, FixedPoint(step_size=0.1, steps=200), Sequential(1),
         check=comparisons.nuts_moments, tolerance=0.6,
     ),
     Method(
@@ -178,8 +178,26 @@ TABLE: tuple[Method, ...] = (
     Method(
         "wand-2014b", "local", "natural gradient", "Wand (2014)",
         "The same from gradients at points, for a Poisson mixed model.",
-        problems.seizures, problems.whole, FixedPoint(step_size=0.03, steps=500), Sequential(1),
+        mixed_models.seizures, problems.whole, FixedPoint(step_size=0.03, steps=500), Sequential(1),
         check=comparisons.nuts_moments, tolerance=0.15,
+    ),
+    Method(
+        "wand-2014c", "local", "natural gradient", "Wand (2014)",
+        "The same with one person per site, from expected Hessians.",
+        mixed_models.seizures, problems.each_group, FixedPoint(), Sequential(12),
+        expectation=ExpectedHessian(), check=comparisons.nuts_moments, tolerance=0.15,
+    ),
+    Method(
+        "wand-2014d", "local", "natural gradient", "Wand (2014)",
+        "The same for counts that were drawn from such a model.",
+        mixed_models.simulated_counts, problems.each_group, FixedPoint(), Sequential(15),
+        expectation=ExpectedHessian(), check=comparisons.nuts_moments, tolerance=0.15,
+    ),
+    Method(
+        "wand-2014e", "local", "natural gradient", "Wand (2014)",
+        "The same for a linear mixed model: an intercept and a slope of each firm's own, a firm per site.",
+        mixed_models.firms, problems.each_group, FixedPoint(), Sequential(20),
+        expectation=ExpectedHessian(), check=comparisons.nuts_moments, tolerance=0.3,
     ),
     Method(
         "khan-li-2018", "local", "natural gradient", "Khan and Lin (2017), Khan and Li (2018)",
