@@ -15,6 +15,7 @@ from partita.foundation.runtime import Array
 from partita.foundation.shapes import Moments, Scalar, Vector
 from partita.free_energy import LocalProblem
 from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite
+from partita.solvers.chains import Chains
 
 # How often the nodes of a quadrature are put where its integrand is.
 PLACINGS = 3
@@ -34,7 +35,9 @@ class MomentMatching(Solver):
     Property on power EP). proj keeps the moments. They are found by quadrature over the predictor xᵀθ where a site has
     one row of a model with one, or over θ itself where that is one number, and exact where θ can take few values: then
     this is belief propagation on a graph whose factors are sites. Elsewhere they come from `draws` of the posterior,
-    weighted by importance, which is good only while the posterior covers what one site's data say.
+    weighted by importance, which is good only while the posterior covers what one site's data say; or from `chains`,
+    Markov chains that every site runs in its own tilted distribution, with any number of rows. What stands in the
+    history is the variational free energy then.
 
     With `each_row`, for a model with one linear predictor and a full Gaussian, every row of a shard has a factor of its
     own while a refinement lasts, all are moved at once by `share` of the way, and the site's factor is their product:
@@ -57,12 +60,15 @@ class MomentMatching(Solver):
     draws: int = 1000
     each_row: bool = False
     share: float = 0.8
+    chains: Chains | None = None
 
     anchored: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_share("MomentMatching: ", power=self.power, share=self.share)
         check_count("MomentMatching: ", steps=self.steps, points=self.points, draws=self.draws)
+        if self.chains is not None and not isinstance(self.chains, Chains):
+            raise InputError(f"MomentMatching: chains: expected pt.solvers.Chains(…), got {self.chains!r}")
         if self.each_row and self.steps < 2:
             raise InputError("MomentMatching: steps: each_row begins from nothing: give some 20 sweeps")
 
@@ -72,10 +78,10 @@ class MomentMatching(Solver):
 
     @property
     def values_factor(self) -> bool:
-        return not self.each_row
+        return not self.each_row and self.chains is None
 
     def value(self, problem: LocalProblem, posterior: Family, factor: Family | None, key: Array) -> Array:
-        if factor is None:
+        if factor is None or not self.values_factor:
             return super().value(problem, posterior, None, key)
         return self._match(problem, posterior, factor, key)[0]
 
@@ -111,6 +117,8 @@ class MomentMatching(Solver):
             return self._match_values(problem, q, factor)
         if not q.is_gaussian:
             return self._match_draws(problem, q, factor, key)
+        if self.chains is not None:
+            return self._match_chains(self.chains, problem, q, factor, key)
         gaussian = q.as_gaussian("MomentMatching")
         if problem.has_one_predictor:
             return self._match_along(gaussian, factor, problem.shard.data.X[0], problem.row_log_prob(0))
@@ -185,6 +193,18 @@ class MomentMatching(Solver):
     def _match_draws(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         params = q.sample(key, (self.draws,))
         return self._match_weighted(problem, q, factor, params, jnp.full(self.draws, -jnp.log(self.draws), q.dtype))
+
+    def _match_chains(
+        self, chains: Chains, problem: LocalProblem, q: Family, factor: Family, key: Array
+    ) -> tuple[Array, Family]:
+        def log_tilted(theta: Any) -> Array:
+            statistics = q.statistics(theta)
+            return inner(q, statistics) + self.power * (problem.log_prob(theta) - inner(factor, statistics))
+
+        draw_key, value_key = jax.random.split(key)
+        statistics = jax.vmap(q.statistics)(chains.draw(log_tilted, q, draw_key))
+        mean = jax.tree.map(lambda values: jnp.mean(values, axis=0), statistics)
+        return super().value(problem, q, None, value_key), type(q).from_mean(mean)
 
     def _match_values(self, problem: LocalProblem, q: Family, factor: Family) -> tuple[Array, Family]:
         """Exact: every value that the parameters can take, with its probability."""

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import optax
 
-from partita.expectations import Expectation, ExpectedHessian, LocalReparameterisation
+from partita.expectations import Expectation, ExpectedHessian, LocalReparameterisation, MonteCarlo
 from partita.server.schedules import OnePass, RandomOrder, Schedule, Sequential, Synchronous
 from partita.server.settings import Custody
 from partita.solvers import (
     BayesianGradient,
+    Chains,
     ConjugateGradient,
     FixedPoint,
     Gradient,
@@ -21,7 +22,7 @@ from partita.solvers import (
     Solver,
     natural_means,
 )
-from partita.studies.methods import comparisons, graphs, mixed_models, multinomial, problems, processes
+from partita.studies.methods import comparisons, graphs, mixed_models, multinomial, networks, problems, processes
 
 Family = Literal["global", "local", "online", "power EP"]
 
@@ -75,6 +76,12 @@ TABLE: tuple[Method, ...] = (
         "Gradient descent of the bound with a diagonal Gaussian, by L-BFGS.",
         problems.logistic_mean_field, problems.whole, Gradient("lbfgs", epochs=200), Sequential(1),
         check=comparisons.batch_optimum, tolerance=1e-4,
+    ),
+    Method(
+        "hinton-van-camp-1993b", "global", "gradient", "Hinton and van Camp (1993)",
+        "The same for a network, whose layers' outputs are drawn.",
+        networks.flowers, problems.whole, Gradient("adam", 0.02, epochs=1500, tolerance=0.0), Sequential(1),
+        expectation=LocalReparameterisation(8, fixed=False), check=networks.automatic_network, tolerance=0.5,
     ),
     Method(
         "kucukelbir-2017", "global", "gradient", "Kucukelbir et al. (2017)",
@@ -249,6 +256,12 @@ TABLE: tuple[Method, ...] = (
         check=comparisons.batch_optimum, tolerance=5.0,
     ),
     Method(
+        "zeno-2018b", "online", "gradient", "Zeno et al. (2018)",
+        "The same for a network, ten rows at a time, from draws of its weights.",
+        networks.digits, networks.few_rows, BayesianGradient(), OnePass(),
+        expectation=MonteCarlo(10), check=networks.online_descent, tolerance=0.3,
+    ),
+    Method(
         "minka-2001", "power EP", "moment matching", "Minka (2001)",
         "Expectation propagation: α = 1, row by row.",
         problems.probit, problems.each_row, MomentMatching(), Sequential(15),
@@ -315,9 +328,21 @@ TABLE: tuple[Method, ...] = (
         check=comparisons.grid_moments, tolerance=0.1,
     ),
     Method(
+        "li-2015b", "power EP", "moment matching", "Li, Hernández-Lobato and Turner (2015)",
+        "The same for a network, from draws of its weights.",
+        networks.flowers, problems.each_row, MomentMatching(draws=300), RandomOrder(40), custody="shared",
+        check=networks.sampled_predictions, tolerance=0.15,
+    ),
+    Method(
         "hasenclever-2017", "power EP", "moment matching", "Hasenclever et al. (2017)",
         "Convergent power EP: a double loop, where plain EP oscillates.",
         problems.outliers, problems.each_row, MomentMatching(points=200), Synchronous(1000, hold=5), damping=0.1,
         check=comparisons.tilted_moments, tolerance=0.01,
+    ),
+    Method(
+        "hasenclever-2017b", "power EP", "moment matching", "Hasenclever et al. (2017)",
+        "The same for a network: Markov chains at every site.",
+        networks.flowers, problems.batches, MomentMatching(chains=Chains(50, 10, 10, 0.3)), Synchronous(200, hold=3),
+        damping=0.3, check=networks.sampled_predictions, tolerance=0.1,
     ),
 )  # fmt: skip

@@ -8,7 +8,13 @@ from partita.studies.pictures.drawing import import_pyplot
 
 COLUMNS = {"global": "global: all data at once", "local": "local: sites in turn", "online": "online: each batch once"}
 ROWS = ("moment matching", "gradient", "natural gradient", "analytic")
-WORDS = {"whole": "one site", "batches": "a site per batch", "each_row": "a site per row"}
+WORDS = {
+    "whole": "one site",
+    "batches": "a site per batch",
+    "few_rows": "a site per ten rows",
+    "each_group": "a site per group",
+    "each_row": "a site per row",
+}
 PARTITIONS = dict(zip(WORDS, COLOURS, strict=False))
 
 
@@ -34,8 +40,8 @@ def draw(path: Path) -> None:
         axes.plot([column, column], [0, bottom + 1.4], color="#dddddd", lw=0.8)
         axes.text(column + 0.5, bottom + 0.6, words, ha="center", fontweight="bold")
     for number, (name, words) in enumerate(WORDS.items()):
-        axes.text(0.3 + 0.65 * number, -1.2, "●", color=PARTITIONS[name])
-        axes.text(0.36 + 0.65 * number, -1.2, words, fontsize=9)
+        axes.text(0.1 + 0.58 * number, -1.2, "●", color=PARTITIONS[name])
+        axes.text(0.16 + 0.58 * number, -1.2, words, fontsize=9)
     axes.set(xlim=(-0.02, 3), ylim=(-1.6, bottom + 1.4))
     axes.axis("off")
     figure.savefig(path, dpi=110, bbox_inches="tight")
