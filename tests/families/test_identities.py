@@ -382,6 +382,25 @@ def test_values_of_several_variables_are_all_their_combinations():
     assert Product({"coin": coin, "rate": Gamma.from_shape_rate(1.0, 1.0)}).values is None
 
 
+def test_natural_gradients_of_locations_are_solved_with_their_fisher_information(name, q):
+    """The Hessian of KL(q ‖ q') by the locations of q', where both are the same."""
+    with precision(np.float64):
+        free = jax.tree.map(jnp.asarray, q.to_free())
+        leaves, structure = jax.tree.flatten(free)
+        ones = jax.tree.unflatten(structure, [jnp.ones_like(leaf) for leaf in leaves])
+        found = jax.tree.leaves(q.natural_locations(ones))
+        moved = [i for i, leaf in enumerate(found) if not np.array_equal(leaf, np.ones_like(leaf))]
+        for i in moved:
+
+            def divergence(place, i=i):
+                return q.kl(q.from_free(jax.tree.unflatten(structure, [*leaves[:i], place, *leaves[i + 1 :]])))
+
+            F = jax.hessian(divergence)(leaves[i]).reshape(leaves[i].size, leaves[i].size)
+            assert_allclose(F @ found[i].ravel(), np.ones(leaves[i].size), rtol=1e-7)
+    gaussian = q.is_gaussian or name in ("NormalGamma", "NormalWishart", "Product", "Independent")
+    assert bool(moved) is gaussian
+
+
 def test_a_parameter_that_is_not_finite_is_improper(q):
     leaves, structure = jax.tree.flatten(q)
     for i, leaf in enumerate(leaves):

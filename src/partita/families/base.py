@@ -255,6 +255,10 @@ class Family(Tree):
         """What `from_free` gives, or anything that answers `mean`, `kl` and the expectations as it would, faster."""
         return self.from_free(free)
 
+    def natural_locations(self, gradient: Any) -> Any:
+        """A gradient in free coordinates, in which that by locations is a natural one: times their covariance."""
+        return gradient
+
     @in_own_precision
     def mean(self) -> Any:
         """μ = E[T(θ)] = ∇A(η)."""

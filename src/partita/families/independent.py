@@ -81,6 +81,10 @@ class Independent(Family):
     def from_free(self, free: Any) -> Self:
         return type(self)(jax.lax.map(lambda pair: pair[0].from_free(pair[1]), (self.each, free)))
 
+    @in_own_precision
+    def natural_locations(self, gradient: Any) -> Any:
+        return jax.lax.map(lambda pair: pair[0].natural_locations(pair[1]), (self.each, gradient))
+
     @property
     def values(self) -> int | None:
         return None if self.each.values is None else self.each.values ** len(self)

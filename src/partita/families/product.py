@@ -74,6 +74,10 @@ class Product(Family):
     def from_free(self, free: dict[str, Any]) -> Self:
         return type(self)({name: part.from_free(free[name]) for name, part in self.parts.items()})
 
+    @in_own_precision
+    def natural_locations(self, gradient: dict[str, Any]) -> dict[str, Any]:
+        return {name: part.natural_locations(gradient[name]) for name, part in self.parts.items()}
+
     @property
     def values(self) -> int | None:
         numbers = [part.values for part in self.parts.values()]

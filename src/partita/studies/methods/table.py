@@ -22,7 +22,16 @@ from partita.solvers import (
     Solver,
     natural_means,
 )
-from partita.studies.methods import comparisons, graphs, mixed_models, multinomial, networks, problems, processes
+from partita.studies.methods import (
+    comparisons,
+    graphs,
+    mixed_models,
+    multinomial,
+    networks,
+    problems,
+    processes,
+    volatility,
+)
 
 Family = Literal["global", "local", "online", "power EP"]
 
@@ -104,6 +113,13 @@ TABLE: tuple[Method, ...] = (
         check=comparisons.steepest_ascent, tolerance=0.0,
     ),
     Method(
+        "honkela-2010c", "global", "natural gradient", "Honkela et al. (2010)",
+        "The same for a mixture of normals, with momentum.",
+        problems.mixture, problems.whole,
+        Gradient(natural_means(optax.sgd(0.003, momentum=0.9)), steps=2000, tolerance=0.0), Sequential(1),
+        check=comparisons.scikit_learn_mixture, tolerance=1e-3,
+    ),
+    Method(
         "hensman-2013", "global", "natural gradient", "Hensman, Fusi and Lawrence (2013)",
         "Sparse Gaussian processes by stochastic natural gradients: mini-batches of rows.",
         problems.process, problems.whole, FixedPoint(step_size=0.03, steps=9, batch_size=100), Sequential(100),
@@ -132,6 +148,12 @@ TABLE: tuple[Method, ...] = (
         "The same for stochastic volatility, at all moments.",
         problems.volatility, problems.whole, FixedPoint(steps=60), Sequential(1),
         check=comparisons.nuts_moments, tolerance=0.1,
+    ),
+    Method(
+        "salimans-knowles-2013d", "global", "natural gradient", "Salimans and Knowles (2013)",
+        "The same with its level, its persistence and the size of its steps to be learnt.",
+        volatility.inflation, problems.whole, FixedPoint(steps=40), Sequential(1),
+        expectation=ExpectedHessian(), check=comparisons.nuts_moments, tolerance=0.5,
     ),
     Method(
         "sheth-khardon-2015", "global", "natural gradient", "Sheth et al. (2015), Sheth and Khardon (2016a, b)",
