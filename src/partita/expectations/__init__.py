@@ -4,13 +4,13 @@ Each takes the density as it is differentiated: a family, or a Gaussian's mean p
 location, covariance and draws just as well.
 """
 
-from partita.expectations.base import TINY, Expectation
-from partita.expectations.choice import choose, is_enumerable
+from partita.expectations.base import Expectation
+from partita.expectations.choice import choose
 from partita.expectations.networks import DrawnFisher, GaussNewton
 from partita.expectations.parameters import Enumeration, ExpectedHessian, ExpectedSlope, MonteCarlo
 from partita.expectations.predictors import ClosedForm, GaussHermite, LocalReparameterisation
 
 __all__ = [
-    "TINY", "ClosedForm", "DrawnFisher", "Enumeration", "Expectation", "ExpectedHessian", "ExpectedSlope",
-    "GaussHermite", "GaussNewton", "LocalReparameterisation", "MonteCarlo", "choose", "is_enumerable",
+    "ClosedForm", "DrawnFisher", "Enumeration", "Expectation", "ExpectedHessian", "ExpectedSlope",
+    "GaussHermite", "GaussNewton", "LocalReparameterisation", "MonteCarlo", "choose",
 ]  # fmt: skip

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import TINY, is_enumerable
+from partita.expectations.base import TINY
+from partita.expectations.choice import is_enumerable
 from partita.families import AbstractGaussian, Family, inner
 from partita.foundation.checks import check_count, check_share
 from partita.foundation.points import hermite
