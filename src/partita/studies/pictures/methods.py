@@ -11,11 +11,11 @@ ROWS = ("moment matching", "gradient", "natural gradient", "analytic")
 WORDS = {
     "whole": "one site",
     "batches": "a site per batch",
-    "few_rows": "a site per ten rows",
     "each_group": "a site per group",
     "each_row": "a site per row",
 }
 PARTITIONS = dict(zip(WORDS, COLOURS, strict=False))
+PARTITIONS["few_rows"] = PARTITIONS["batches"]
 
 
 def draw(path: Path) -> None:
@@ -40,8 +40,8 @@ def draw(path: Path) -> None:
         axes.plot([column, column], [0, bottom + 1.4], color="#dddddd", lw=0.8)
         axes.text(column + 0.5, bottom + 0.6, words, ha="center", fontweight="bold")
     for number, (name, words) in enumerate(WORDS.items()):
-        axes.text(0.1 + 0.58 * number, -1.2, "●", color=PARTITIONS[name])
-        axes.text(0.16 + 0.58 * number, -1.2, words, fontsize=9)
+        axes.text(0.3 + 0.65 * number, -1.2, "●", color=PARTITIONS[name])
+        axes.text(0.36 + 0.65 * number, -1.2, words, fontsize=9)
     axes.set(xlim=(-0.02, 3), ylim=(-1.6, bottom + 1.4))
     axes.axis("off")
     figure.savefig(path, dpi=110, bbox_inches="tight")
