@@ -86,6 +86,44 @@ def firms() -> Problem:
     return _begin(log_prob, (X, firm, capital, y, 1 / np.bincount(firm)[firm]), location, scale)
 
 
+def read_districts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns of `Contraception` with an intercept, the district of each woman, and whether she uses any."""
+    table = load_table("Contraception")
+    age = table["age"] / 10
+    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
+    return X, np.unique(table["district"], return_inverse=True)[1], (table["use"] == "Y").astype(float)
+
+
+def districts() -> Problem:
+    """Use of contraception by 1,934 women in 60 districts (Contraception)."""
+    return _choices(*read_districts())
+
+
+def simulated_choices() -> Problem:
+    """Choices of 600 people in 30 places that were drawn from such a model: it needs no file."""
+    generator = np.random.default_rng(0)
+    place = np.repeat(np.arange(30), 20)
+    X = np.column_stack([np.ones(600), generator.normal(size=600)])
+    f = X @ [-0.5, 0.8] + 0.8 * generator.normal(size=30)[place]
+    return _choices(X, place, (generator.random(600) < 1 / (1 + np.exp(-f))).astype(float))
+
+
+def _choices(X: np.ndarray, place: np.ndarray, y: np.ndarray) -> Problem:
+    """A logistic model in two levels: over fixed effects, the logarithm of the deviation of places' own ones, and these
+    in units of it.
+    """
+    fixed, size = X.shape[1], X.shape[1] + 2 + int(place.max())
+
+    def log_prob(params: Any, rows: Any) -> Any:
+        x, where, y = rows
+        f = x @ params[:fixed] + jnp.exp(params[fixed]) * params[fixed + 1 :][where]
+        return y * f - jax.nn.softplus(f)
+
+    location = np.zeros(size)
+    location[fixed] = -1.0
+    return _begin(log_prob, (X, place, y), location, np.ones(size))
+
+
 def _spread(own: Any, spread: Any, of: Any = None) -> Any:
     """log N(own; 0, exp(2 spread)) in place of the wide prior of a number `of`, which is itself if not said."""
     number = own if of is None else of
@@ -96,28 +134,3 @@ def _begin(log_prob: Any, rows: Any, location: np.ndarray, scale: np.ndarray) ->
     """From a narrow density around the prior's mean: what exponentials are there says little where it is wide."""
     prior = Gaussian.from_moments(location, np.diag(scale**2))
     return Problem(Model(prior, log_prob), rows, Gaussian.from_moments(location, 0.01 * np.eye(len(location))))
-
-
-def read_districts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns of `Contraception` with an intercept, the district of each woman, and whether she uses any."""
-    table = load_table("Contraception")
-    age = table["age"] / 10
-    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
-    return X, np.unique(table["district"], return_inverse=True)[1], (table["use"] == "Y").astype(float)
-
-
-def districts() -> Problem:
-    """Use of contraception by 1,934 women in 60 districts (Contraception): a logistic model in two levels."""
-    X, district, y = read_districts()
-    fixed, size = X.shape[1], X.shape[1] + 2 + int(district.max())
-
-    def log_prob(params: Any, rows: Any) -> Any:
-        x, where, y = rows
-        f = x @ params[:fixed] + jnp.exp(params[fixed]) * params[fixed + 1 :][where]
-        return y * f - jax.nn.softplus(f)
-
-    location = np.zeros(size)
-    location[fixed] = -1.0
-    prior = Gaussian.from_moments(location, np.eye(size))
-    start = Gaussian.from_moments(location, 0.01 * np.eye(size))
-    return Problem(Model(prior, log_prob), (X, district, y), start)

@@ -168,6 +168,12 @@ TABLE: tuple[Method, ...] = (
         check=comparisons.nuts_moments, tolerance=0.6,
     ),
     Method(
+        "sheth-khardon-2016b", "global", "natural gradient", "Sheth and Khardon (2016a, b)",
+        "The same for choices that were drawn from such a model.",
+        mixed_models.simulated_choices, problems.whole, FixedPoint(steps=15), Sequential(1),
+        expectation=ExpectedHessian(), check=comparisons.nuts_moments, tolerance=0.5,
+    ),
+    Method(
         "winn-bishop-2005", "local", "analytic", "Winn and Bishop (2005)",
         "Variational message passing: every row sends its message in turn.",
         problems.regression, problems.each_row, FixedPoint(step_size=1.0), OnePass(),
