@@ -8,9 +8,10 @@ from typer.testing import CliRunner
 
 from partita.cli import app
 from partita.errors import InputError, MissingData
+from partita.expectations import LocalReparameterisation
 from partita.server.schedules import OnePass, Sequential
-from partita.solvers import FixedPoint
-from partita.studies.methods import TABLE, check_methods, find_method, graphs, run_method
+from partita.solvers import FixedPoint, Gradient, MomentMatching
+from partita.studies.methods import TABLE, check_methods, find_method, graphs, processes, run_method
 from partita.studies.methods.problems import each_row, whole
 
 RUNNER = CliRunner()
@@ -56,6 +57,29 @@ def test_factors_at_one_site_are_sent_together():
     assert result["status"] == "good"
     loopy = replace(row, partition=each_row, schedule=Sequential(30))
     (result,) = check_methods([loopy])
+    assert result["status"] == "off"
+
+
+def fully_independent():
+    """With α = 1; where noise is normal, the solver's own power changes nothing."""
+    problem = processes.sparse_regression()
+    return replace(problem, model=replace(problem.model, power=1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("minka-2004b", {"solver": MomentMatching(0.6)}),
+        ("winn-bishop-2005b", {"schedule": OnePass()}),
+        ("bui-2017b-regression", {"problem": fully_independent}),
+        ("bui-2017b-classes", {"solver": MomentMatching(0.6)}),
+        ("knowles-minka-2011b", {"expectation": LocalReparameterisation(32)}),
+        ("wand-2014d", {"schedule": OnePass()}),
+        ("honkela-2010c", {"solver": Gradient("sgd", 0.003, steps=2000, tolerance=0.0)}),
+    ],
+)
+def test_references_tell_one_method_from_another(name, changed):
+    (result,) = check_methods([replace(find_method(name), **changed)])
     assert result["status"] == "off"
 
 

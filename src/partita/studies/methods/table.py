@@ -170,7 +170,7 @@ TABLE: tuple[Method, ...] = (
     Method(
         "sheth-khardon-2016b", "global", "natural gradient", "Sheth and Khardon (2016a, b)",
         "The same for choices that were drawn from such a model.",
-        mixed_models.simulated_choices, problems.whole, FixedPoint(steps=15), Sequential(1),
+        mixed_models.simulated_choices, problems.whole, FixedPoint(steps=30), Sequential(1),
         expectation=ExpectedHessian(), check=comparisons.nuts_moments, tolerance=0.5,
     ),
     Method(
