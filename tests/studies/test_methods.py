@@ -70,6 +70,7 @@ def fully_independent():
     ("name", "changed"),
     [
         ("minka-2004b", {"solver": MomentMatching(0.6)}),
+        ("small-powers", {"solver": MomentMatching(0.1)}),
         ("winn-bishop-2005b", {"schedule": OnePass()}),
         ("bui-2017b-regression", {"problem": fully_independent}),
         ("bui-2017b-classes", {"solver": MomentMatching(0.6)}),

@@ -299,9 +299,3 @@ def nuts_moments(problem: Problem, result: Result) -> Comparison:
         draws = sample_density(energy, Plan(1000, 8000), prior.location)
     words = "largest difference to means and deviations of NUTS, in its deviations"
     return Comparison(_distance(result.posterior, draws.mean(axis=0), draws.std(axis=0)), words)
-
-
-def fixed_point_limit(problem: Problem, result: Result) -> Comparison:
-    """What power EP tends to as α falls."""
-    limit = fit_rows(problem, FixedPoint())
-    return _between(result, limit, "largest difference to the fixed point of local variational inference")
