@@ -324,7 +324,7 @@ TABLE: tuple[Method, ...] = (
         "small-powers", "power EP", "moment matching", "Bui et al. (2018), on power EP",
         "α = 0.001: the limit in which power EP is local variational inference.",
         problems.probit, problems.each_row, MomentMatching(0.001), Sequential(20),
-        check=quadrature.best_bound, tolerance=1e-7,
+        check=quadrature.best_bound, tolerance=1e-10,
     ),
     Method(
         "adep", "power EP", "gradient", "Minka (2004), Hernández-Lobato et al. (2016)",
