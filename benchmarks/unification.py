@@ -23,7 +23,7 @@ from partita.foundation.runtime import precision
 from partita.gp import SparseProcess, kernels, likelihoods
 from partita.server.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
-from partita.studies.methods.comparisons import textbook_propagation
+from partita.studies.methods.processes import textbook_propagation
 
 HELD_OUT, PASSES, MOST_PASSES, PARTS = 224, 10, 30, 4
 # Seconds in XLA, as JAX reports them; tracing, which a cache does not save, is not counted.

@@ -13,6 +13,7 @@ from partita.errors import InputError
 from partita.expectations import (
     ClosedForm,
     DrawnFisher,
+    Enumeration,
     ExpectedHessian,
     ExpectedSlope,
     GaussHermite,
@@ -20,9 +21,8 @@ from partita.expectations import (
     LocalReparameterisation,
     MonteCarlo,
     choose,
-    hermite,
-    normal_points,
 )
+from partita.foundation.points import hermite, normal_points
 from partita.foundation.runtime import precision
 from partita.models import prior_of
 
@@ -328,3 +328,27 @@ def test_rows_of_zeros_have_finite_gradients_in_networks(activation):
         value, message = GaussNewton().message(model, q, data, {}, KEY)
         gradient = q.mean_gradient(lambda v: jnp.sum(LocalReparameterisation(1)(model, v, data.data, {}, KEY)))
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((value, message, gradient)))
+
+
+def two_variables() -> pt.families.Family:
+    coin = pt.families.Categorical.from_probabilities(np.array([0.3, 0.7]))
+    die = pt.families.Categorical.from_probabilities(np.array([0.2, 0.5, 0.3]))
+    return pt.families.Product({"coin": coin, "die": die})
+
+
+def test_few_values_are_all_looked_at():
+    table = np.array([[0.1, -0.4, 2.0], [1.5, 0.3, -0.7]])
+    model = pt.Model(two_variables(), lambda theta, scale: scale * jnp.asarray(table)[theta["coin"], theta["die"]])
+    q = two_variables()
+    assert isinstance(choose(model, q), Enumeration)
+    expected = np.array([0.3, 0.7]) @ table @ np.array([0.2, 0.5, 0.3])
+    with precision(np.float64):
+        assert_allclose(Enumeration()(model, q, np.array([1.0, 3.0]), {}, KEY), [expected, 3 * expected], rtol=1e-12)
+
+
+def test_more_values_than_can_be_looked_at_are_refused():
+    coins = pt.families.Independent.of([pt.families.Categorical.from_probabilities(np.full(2, 0.5))] * 30)
+    model = pt.Model(coins, lambda theta, x: x * jnp.sum(theta))
+    assert isinstance(choose(model, coins), MonteCarlo)
+    with pytest.raises(InputError, match="it needs a posterior over at most 65536 values"):
+        choose(model, coins, Enumeration())

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import TINY, Expectation
+from partita.expectations import Expectation
+from partita.expectations.base import TINY
 from partita.families import Family, inner
 from partita.foundation.points import hermite
 from partita.foundation.runtime import Array

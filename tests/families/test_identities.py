@@ -358,6 +358,49 @@ def test_a_quotient_may_be_improper_and_still_multiplies(name, q, p):
     leaves_close(quotient * p**30, q, rtol=1e-11, atol=1e-11)
 
 
+def test_probabilities_of_all_values_add_up(name, q):
+    finite = name == "Categorical"
+    assert (q.values is not None) is finite
+    if not finite:
+        with pytest.raises(MissingCapability, match="finitely many values, not a"):
+            q.support()
+        return
+    values = q.support()
+    assert len(values) == q.values
+    assert_allclose(sum(np.exp(q.log_prob(value)) for value in values), 1, rtol=1e-12)
+
+
+def test_values_of_several_variables_are_all_their_combinations():
+    coin = Categorical.from_probabilities(np.array([0.3, 0.7]))
+    die = Categorical.from_probabilities(np.array([0.2, 0.5, 0.3]))
+    q = Product({"coins": Independent.of([coin, coin, coin]), "die": die})
+    values = q.support()
+    rows = {(*coins.tolist(), int(die)) for coins, die in zip(values["coins"], values["die"], strict=True)}
+    assert q.values == len(rows) == 2**3 * 3
+    every = [jax.tree.map(lambda leaf, i=i: leaf[i], values) for i in range(q.values)]
+    assert_allclose(sum(np.exp(q.log_prob(value)) for value in every), 1, rtol=1e-12)
+    assert Product({"coin": coin, "rate": Gamma.from_shape_rate(1.0, 1.0)}).values is None
+
+
+def test_natural_gradients_of_locations_are_solved_with_their_fisher_information(name, q):
+    """The Hessian of KL(q ‖ q') by the locations of q', where both are the same."""
+    with precision(np.float64):
+        free = jax.tree.map(jnp.asarray, q.to_free())
+        leaves, structure = jax.tree.flatten(free)
+        ones = jax.tree.unflatten(structure, [jnp.ones_like(leaf) for leaf in leaves])
+        found = jax.tree.leaves(q.natural_locations(ones))
+        moved = [i for i, leaf in enumerate(found) if not np.array_equal(leaf, np.ones_like(leaf))]
+        for i in moved:
+
+            def divergence(place, i=i):
+                return q.kl(q.from_free(jax.tree.unflatten(structure, [*leaves[:i], place, *leaves[i + 1 :]])))
+
+            F = jax.hessian(divergence)(leaves[i]).reshape(leaves[i].size, leaves[i].size)
+            assert_allclose(F @ found[i].ravel(), np.ones(leaves[i].size), rtol=1e-7)
+    gaussian = q.is_gaussian or name in ("NormalGamma", "NormalWishart", "Product", "Independent")
+    assert bool(moved) is gaussian
+
+
 def test_a_parameter_that_is_not_finite_is_improper(q):
     leaves, structure = jax.tree.flatten(q)
     for i, leaf in enumerate(leaves):

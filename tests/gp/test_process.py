@@ -13,7 +13,7 @@ from partita.errors import InputError, ShardError
 from partita.gp import SparseProcess, kernels, likelihoods
 from partita.server.schedules import OnePass, Sequential
 from partita.solvers import FixedPoint, MomentMatching
-from partita.studies.methods.comparisons import textbook_propagation
+from partita.studies.methods.processes import textbook_propagation
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.uniform(-3, 3, (40, 1))

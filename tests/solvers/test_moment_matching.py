@@ -15,9 +15,10 @@ from partita.errors import InputError
 from partita.expectations import GaussHermite
 from partita.families import Gaussian, MeanField
 from partita.fitting import prepare
+from partita.foundation.runtime import precision
 from partita.free_energy import LocalProblem
 from partita.server.settings import Settings
-from partita.solvers import FixedPoint, Gradient, MomentMatching
+from partita.solvers import Chains, FixedPoint, Gradient, MomentMatching
 from partita.studies.methods import comparisons, problems
 from partita.wire.codec import decode_answer, encode_question
 from partita.wire.questions import Evaluate
@@ -193,6 +194,43 @@ def test_weighted_draws_agree_with_quadrature():
     mean, spread, _ = exact_probit()
     assert_allclose(drawn.location, mean, atol=0.05)
     assert_allclose(drawn.covariance, spread, atol=0.1)
+
+
+def test_chains_draw_from_what_they_are_given():
+    """A skewed density of two correlated numbers, from a Gaussian that is off: moments by a grid."""
+
+    def log_density(theta):
+        return -jnp.sum(jnp.exp(-theta)) - 1.5 * jnp.sum(theta) - 0.5 * (theta[0] - theta[1]) ** 2
+
+    grid = np.linspace(-6, 14, 801)
+    theta = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1).reshape(-1, 2)
+    logs = -np.exp(-theta).sum(axis=1) - 1.5 * theta.sum(axis=1) - 0.5 * (theta[:, 0] - theta[:, 1]) ** 2
+    p = np.exp(logs - logs.max())
+    p /= p.sum()
+    q = MeanField.from_moments(np.array([1.5, -1.5]), np.array([0.5, 1.0]))
+    with precision(np.float64):
+        drawn = np.asarray(Chains(1000, 60, 10, 0.3).draw(log_density, q, jax.random.key(0)))
+    mean = p @ theta
+    assert_allclose(drawn.mean(axis=0), mean, atol=0.03)
+    assert_allclose(np.cov(drawn.T), (theta - mean).T * p @ (theta - mean), atol=0.06)
+
+
+def test_moments_from_chains_agree_with_quadrature():
+    halves = [(X[:6], Y[:6]), (X[6:], Y[6:])]
+    chains = Chains(500, 40, 5, 0.5)
+    drawn = run(PROBIT, halves, MomentMatching(chains=chains), passes=6).posterior
+    mean, spread, _ = exact_probit()
+    assert_allclose(drawn.location, mean, atol=0.06)
+    assert_allclose(drawn.covariance, spread, atol=0.15)
+
+
+def test_chains_out_of_range_are_refused():
+    with pytest.raises(InputError, match="Chains: leaps"):
+        Chains(leaps=0)
+    with pytest.raises(InputError, match="Chains: step_size"):
+        Chains(step_size=0.0)
+    with pytest.raises(InputError, match="MomentMatching: chains: expected"):
+        MomentMatching(chains={"number": 5})
 
 
 def test_mean_field_moments_are_those_of_the_marginals():

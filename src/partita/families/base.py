@@ -1,7 +1,6 @@
 """What a factor is: an unnormalised exponential-family density, and the algebra of such densities."""
 
 import dataclasses
-import math
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike
 from partita.errors import FamilyMismatch, MissingCapability
 from partita.families.cone import Cone, is_inside, is_surely_inside
 from partita.families.marginals import Marginals
+from partita.families.rows import as_slice, is_finite, scale_leaf, sums_of_others
 from partita.foundation.runtime import (
     Array,
     dtype_of,
@@ -148,7 +148,7 @@ class Family(Tree):
     def is_finite(self) -> bool:
         """Whether all natural parameters are finite, on the host, for one density or a stack."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return all(map(_is_finite, jax.tree.leaves(self)))
+            return all(map(is_finite, jax.tree.leaves(self)))
 
     # Stacks: several densities of one shape as one, whose arrays have a leading axis, one row per density. They are
     # NumPy arrays; multiplying, dividing and powers work row by row.
@@ -182,12 +182,12 @@ class Family(Tree):
 
     def take_rows(self, indices: Sequence[int]) -> Self:
         """Some rows of a stack, as a stack; a view, if they follow each other."""
-        places = _as_slice(indices)
+        places = as_slice(indices)
         return self._map(lambda leaf: leaf[places])
 
     def put_rows(self, indices: Sequence[int], rows: Self) -> None:
         """Write a stack of rows into this one, in place."""
-        places = _as_slice(indices)
+        places = as_slice(indices)
         for kept, new in zip(jax.tree.leaves(self), jax.tree.leaves(rows), strict=True):
             kept[places] = new
 
@@ -197,14 +197,14 @@ class Family(Tree):
 
     def products_of_others(self) -> Self:
         """For each row of a stack the product of all others, without dividing: those before it times those after."""
-        return self._map(_sums_of_others).project()
+        return self._map(sums_of_others).project()
 
     def scale_rows(self, shares: ArrayLike) -> Self:
         """Each row of a stack to the power of its own share; itself, where all shares are one."""
         powers = np.asarray(shares)
         if np.all(powers == 1):
             return self
-        return self._map(lambda leaf: _scale_leaf(leaf, powers)).project()
+        return self._map(lambda leaf: scale_leaf(leaf, powers)).project()
 
     def repeat(self, number: int) -> Self:
         """A stack of so many copies of one density."""
@@ -254,6 +254,10 @@ class Family(Tree):
     def seen_from_free(self, free: Any) -> Any:
         """What `from_free` gives, or anything that answers `mean`, `kl` and the expectations as it would, faster."""
         return self.from_free(free)
+
+    def natural_locations(self, gradient: Any) -> Any:
+        """A gradient in free coordinates, in which that by locations is a natural one: times their covariance."""
+        return gradient
 
     @in_own_precision
     def mean(self) -> Any:
@@ -330,6 +334,15 @@ class Family(Tree):
         """This density, if it is a Gaussian with a full covariance; an error that says who asked, if not."""
         raise self._lacks(asked_by, "a Gaussian with a full covariance", lambda family: family.is_full)
 
+    @property
+    def values(self) -> int | None:
+        """How many values a draw can take, where they are finitely many."""
+        return None
+
+    def support(self) -> Any:
+        """All values that a draw can take, along a leading axis, where they are finitely many."""
+        raise self._lacks("support", "a density over finitely many values", _overrides("support"))
+
     def marginals(self, T: np.ndarray) -> Marginals:
         """What is believed of the numbers Tθ, row by row of T, over all coordinates (or weights) in order."""
         able = _overrides("marginals")
@@ -373,29 +386,3 @@ def _flatten(tree: Any) -> tuple[list[Any], Any]:
 def _overrides(method: str) -> Callable[[type[Family]], bool]:
     """Whether a family has a method of its own."""
     return lambda family: getattr(family, method) is not getattr(Family, method)
-
-
-def _as_slice(indices: Sequence[int]) -> slice | list[int]:
-    """The same rows as a slice, if they follow each other: what it gives is a view, and quicker to write to."""
-    first, number = (indices[0], len(indices)) if len(indices) else (0, 0)
-    found = list(indices)
-    return slice(first, first + number) if found == list(range(first, first + number)) else found
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    """A sum is quicker than a look at every number, and finite only if they all are."""
-    return math.isfinite(np.sum(array)) or bool(np.all(np.isfinite(array)))
-
-
-def _scale_leaf(leaf: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    weights = shares.reshape(-1, *[1] * (leaf.ndim - 1)).astype(leaf.dtype)
-    # A share of zero takes nothing, also of what is too large to be a number.
-    with np.errstate(invalid="ignore"):
-        return np.where(weights == 0, 0, leaf * weights).astype(leaf.dtype)
-
-
-def _sums_of_others(rows: np.ndarray) -> np.ndarray:
-    before, after = np.zeros_like(rows), np.zeros_like(rows)
-    np.cumsum(rows[:-1], axis=0, out=before[1:])
-    after[:-1] = np.cumsum(rows[:0:-1], axis=0)[::-1]
-    return before + after

@@ -219,6 +219,10 @@ class BlockGaussian(AbstractGaussian):
         return tuple(block.to_free() for block in self.blocks)
 
     @in_own_precision
+    def natural_locations(self, gradient: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(block.natural_locations(one) for block, one in zip(self.blocks, gradient, strict=True))
+
+    @in_own_precision
     def from_free(self, free: tuple[tuple[Array, Array, Array], ...]) -> Self:
         return self.of([block.from_free(one) for block, one in zip(self.blocks, free, strict=True)])
 

@@ -186,6 +186,10 @@ class Gaussian(AbstractGaussian):
         return self.location, jnp.log(jnp.diag(L)), jnp.tril(L, -1)
 
     @in_own_precision
+    def natural_locations(self, gradient: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        return self.covariance @ gradient[0], *gradient[1:]
+
+    @in_own_precision
     def from_free(self, free: tuple[Array, Array, Array]) -> Self:
         m, log_diagonal, lower = free
         L = jnp.tril(lower, -1) + jnp.diag(jnp.exp(log_diagonal))

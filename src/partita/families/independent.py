@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
-from partita.families.product import FAMILY_OF
+from partita.families.product import FAMILY_OF, combine
 from partita.foundation.runtime import Array, in_own_precision
 from partita.foundation.shapes import Scalar
 
@@ -80,6 +80,19 @@ class Independent(Family):
     @in_own_precision
     def from_free(self, free: Any) -> Self:
         return type(self)(jax.lax.map(lambda pair: pair[0].from_free(pair[1]), (self.each, free)))
+
+    @in_own_precision
+    def natural_locations(self, gradient: Any) -> Any:
+        return jax.lax.map(lambda pair: pair[0].natural_locations(pair[1]), (self.each, gradient))
+
+    @property
+    def values(self) -> int | None:
+        return None if self.each.values is None else self.each.values ** len(self)
+
+    def support(self) -> Any:
+        one = self.each.support()
+        places = combine([self.each.values] * len(self))
+        return jax.tree.map(lambda values: values[places], one)
 
     def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
         """The chain rule applies, because the Fisher matrix of independent densities has blocks."""

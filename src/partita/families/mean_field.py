@@ -286,6 +286,10 @@ class MeanField(Diagonal, AbstractGaussian):
     def from_free(self, free: tuple[Any, Any]) -> Self:
         return type(self).from_moments(free[0], jax.tree.map(jnp.exp, free[1]))
 
+    def natural_locations(self, gradient: tuple[Any, Any]) -> tuple[Any, Any]:
+        by_location, by_log_scale = gradient
+        return jax.tree.map(lambda g, p: g / p, by_location, self.precision), by_log_scale
+
     def seen_from_free(self, free: tuple[Any, Any]) -> MeanFieldMoments:
         return MeanFieldMoments(*free)
 

@@ -149,6 +149,12 @@ class NormalGamma(Family):
         return jnp.log(self.shape), jnp.log(self.rate), self.location, lower_free(self.precision)
 
     @in_own_precision
+    def natural_locations(self, gradient: Any) -> Any:
+        by_log_shape, by_log_rate, by_location, by_precision = gradient
+        natural = cho_solve((self._cholesky(), True), by_location) * self.rate / self.shape  # (E[τ] Λ)⁻¹
+        return by_log_shape, by_log_rate, natural, by_precision
+
+    @in_own_precision
     def from_free(self, free: Any) -> Self:
         log_shape, log_rate, location, lower = free
         return self.from_parameters(location, from_lower_free(*lower), jnp.exp(log_shape), jnp.exp(log_rate))
@@ -276,6 +282,11 @@ class NormalWishart(Family):
     def to_free(self) -> Any:
         log_excess = jnp.log(2 * self.log_det_coefficient + 1)
         return self.location, jnp.log(self.strength), lower_free(self.inverse_scale), log_excess
+
+    @in_own_precision
+    def natural_locations(self, gradient: Any) -> Any:
+        by_location, *others = gradient
+        return self.inverse_scale @ by_location / (self.degrees * self.strength), *others  # (β E[Λ])⁻¹
 
     @in_own_precision
     def from_free(self, free: Any) -> Self:

@@ -1,9 +1,11 @@
 """Independent families side by side, as one family."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from partita.families.base import Family, Tree
 from partita.families.cone import Cone
@@ -72,6 +74,21 @@ class Product(Family):
     def from_free(self, free: dict[str, Any]) -> Self:
         return type(self)({name: part.from_free(free[name]) for name, part in self.parts.items()})
 
+    @in_own_precision
+    def natural_locations(self, gradient: dict[str, Any]) -> dict[str, Any]:
+        return {name: part.natural_locations(gradient[name]) for name, part in self.parts.items()}
+
+    @property
+    def values(self) -> int | None:
+        numbers = [part.values for part in self.parts.values()]
+        return None if None in numbers else math.prod(numbers)
+
+    def support(self) -> dict[str, Any]:
+        supports = {name: part.support() for name, part in self.parts.items()}
+        places = combine([self.parts[name].values for name in supports])
+        pairs = zip(supports.items(), places.T, strict=True)
+        return {name: jax.tree.map(lambda values, which=which: values[which], one) for (name, one), which in pairs}
+
     def mean_gradient(self, function: Callable[[Any], Array]) -> tuple[Array, Self]:
         gradients = {}
         for name, part in self.parts.items():
@@ -79,6 +96,11 @@ class Product(Family):
                 lambda view, name=name: function(type(self)({**self.parts, name: view}))
             )
         return value, type(self)(gradients)
+
+
+def combine(numbers: Sequence[int]) -> np.ndarray:
+    """All ways to choose one place in each of several rows of so many places: one way per row."""
+    return np.indices(numbers).reshape(len(numbers), -1).T
 
 
 FAMILY_OF: dict[type, type[Family]] = {}

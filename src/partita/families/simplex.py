@@ -191,3 +191,10 @@ class Categorical(Family):
     @in_own_precision
     def from_free(self, free: Array) -> Self:
         return type(self)(free)
+
+    @property
+    def values(self) -> int:
+        return int(np.shape(self.logits)[-1])
+
+    def support(self) -> np.ndarray:
+        return np.arange(self.values)

@@ -27,7 +27,7 @@ class Model(AbstractModel):
     Under a Gaussian of up to 300 numbers it is integrated by gradients at 512 fixed points (`ExpectedSlope`): they find
     the deviations of the best Gaussian within 3 %, whether the function has two derivatives or kinks. More numbers, and
     other families, take 32 draws at a time (`MonteCarlo`), which leave ten per cent of noise in deviations and more:
-    give `fit(expectation=MonteCarlo(500))`.
+    give `fit(expectation=MonteCarlo(500))`. Of categorical parameters all values are looked at (`Enumeration`).
 
     >>> import jax.numpy as jnp
     >>> from partita.families import Gaussian

@@ -2,6 +2,7 @@
 
 from partita.solvers.base import Outcome, Solver, SolverInfo, SteppedSolver
 from partita.solvers.bayesian_gradient import BayesianGradient
+from partita.solvers.chains import Chains
 from partita.solvers.conjugate import ConjugateGradient
 from partita.solvers.fixed_point import FixedPoint
 from partita.solvers.gradient import Gradient, natural_means
@@ -27,6 +28,7 @@ REGISTRY: dict[str, type[Solver]] = {
 __all__ = [
     "REGISTRY",
     "BayesianGradient",
+    "Chains",
     "ConjugateGradient",
     "FixedPoint",
     "Gradient",

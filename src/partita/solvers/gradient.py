@@ -122,14 +122,16 @@ class Gradient(SteppedSolver):
         local, order = batches.take(state.number, state.order)
         sample_key = jax.random.fold_in(jax.random.fold_in(key, 1), state.number)
 
-        def loss(free: Any) -> Array:
+        # Optax hands on to `value_fn` what no transformation asked for.
+        def loss(free: Any, family: Family | None = None) -> Array:
             if self.power > 0:
                 return -local.renyi_bound(posterior.from_free(free), self.power, self.draws, sample_key)
             return -local.free_energy(posterior.seen_from_free(free), sample_key)
 
         value, gradient = jax.value_and_grad(loss)(state.free)
-        needs_value = isinstance(transform, optax.GradientTransformationExtraArgs)
-        extra = {"value": value, "grad": gradient, "value_fn": loss} if needs_value else {}
+        takes_more = isinstance(transform, optax.GradientTransformationExtraArgs)
+        known = {"value": value, "grad": gradient, "value_fn": loss, "family": posterior.from_free(state.free)}
+        extra = known if takes_more else {}
         updates, memory = transform.update(gradient, state.memory, state.free, **extra)
         # Looking at every entry takes time: only where somebody wants to know.
         slope = _largest(gradient) if self.tolerance > 0 else jnp.asarray(jnp.inf, posterior.dtype)
@@ -143,17 +145,15 @@ class Gradient(SteppedSolver):
 
 
 def natural_means(optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
-    """An optimiser that sees natural gradients of a diagonal Gaussian's means: times its variances (Honkela et al.,
-    2010). Those of its log scales are left as they are.
+    """An optimiser that sees natural gradients of means, times what they vary by (Honkela et al., 2010): those of
+    Gaussians, and of the components of a mixture. Those of everything else are left as they are.
     """
 
-    def scale_means(updates: Any, params: Any) -> Any:
-        if len(params) != 2:
-            raise InputError('natural_means: needs a diagonal Gaussian: posterior="mean-field"')
-        (location, log_scale), (_, scales) = updates, params
-        return jax.tree.map(lambda g, s: g * jnp.exp(2 * s), location, scales), log_scale
+    def update(updates: Any, state: Any, params: Any = None, *, family: Family, **others: Any) -> tuple[Any, Any]:
+        return family.natural_locations(updates), state
 
-    return optax.chain(optax.stateless(scale_means), optimiser)
+    scale = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.chain(scale, optimiser)
 
 
 def _largest(gradient: Any) -> Array:

@@ -1,13 +1,14 @@
 """Power expectation propagation: a factor is refined by matching moments of a tilted distribution."""
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from partita.errors import InputError
-from partita.expectations import TINY
+from partita.expectations.base import TINY
+from partita.expectations.choice import is_enumerable
 from partita.families import AbstractGaussian, Family, inner
 from partita.foundation.checks import check_count, check_share
 from partita.foundation.points import hermite
@@ -15,6 +16,7 @@ from partita.foundation.runtime import Array
 from partita.foundation.shapes import Moments, Scalar, Vector
 from partita.free_energy import LocalProblem
 from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite
+from partita.solvers.chains import Chains
 
 # How often the nodes of a quadrature are put where its integrand is.
 PLACINGS = 3
@@ -32,8 +34,11 @@ class MomentMatching(Solver):
 
     `power` α = 1 is expectation propagation; as α falls to zero a step becomes that of `FixedPoint` (the paper's
     Property on power EP). proj keeps the moments. They are found by quadrature over the predictor xᵀθ where a site has
-    one row of a model with one, or over θ itself where that is one number; elsewhere from `draws` of the posterior,
-    weighted by importance, which is good only while the posterior covers what one site's data say.
+    one row of a model with one, or over θ itself where that is one number, and exact where θ can take few values: then
+    this is belief propagation on a graph whose factors are sites. Elsewhere they come from `draws` of the posterior,
+    weighted by importance, which is good only while the posterior covers what one site's data say; or from `chains`,
+    Markov chains that every site runs in its own tilted distribution, with any number of rows. What stands in the
+    history is the variational free energy then.
 
     With `each_row`, for a model with one linear predictor and a full Gaussian, every row of a shard has a factor of its
     own while a refinement lasts, all are moved at once by `share` of the way, and the site's factor is their product:
@@ -56,12 +61,15 @@ class MomentMatching(Solver):
     draws: int = 1000
     each_row: bool = False
     share: float = 0.8
+    chains: Chains | None = None
 
     anchored: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_share("MomentMatching: ", power=self.power, share=self.share)
         check_count("MomentMatching: ", steps=self.steps, points=self.points, draws=self.draws)
+        if self.chains is not None and not isinstance(self.chains, Chains):
+            raise InputError(f"MomentMatching: chains: expected pt.solvers.Chains(…), got {self.chains!r}")
         if self.each_row and self.steps < 2:
             raise InputError("MomentMatching: steps: each_row begins from nothing: give some 20 sweeps")
 
@@ -71,10 +79,10 @@ class MomentMatching(Solver):
 
     @property
     def values_factor(self) -> bool:
-        return not self.each_row
+        return not self.each_row and self.chains is None
 
     def value(self, problem: LocalProblem, posterior: Family, factor: Family | None, key: Array) -> Array:
-        if factor is None:
+        if factor is None or not self.values_factor:
             return super().value(problem, posterior, None, key)
         return self._match(problem, posterior, factor, key)[0]
 
@@ -106,8 +114,12 @@ class MomentMatching(Solver):
 
     def _match(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         """log E_q[(p / t)^α] / α + E_q[log t], which stands for E_q[log p]; and the density with the tilted moments."""
+        if is_enumerable(q):
+            return self._match_values(problem, q, factor)
         if not q.is_gaussian:
             return self._match_draws(problem, q, factor, key)
+        if self.chains is not None:
+            return self._match_chains(self.chains, problem, q, factor, key)
         gaussian = q.as_gaussian("MomentMatching")
         if problem.has_one_predictor:
             return self._match_along(gaussian, factor, problem.shard.data.X[0], problem.row_log_prob(0))
@@ -181,16 +193,37 @@ class MomentMatching(Solver):
 
     def _match_draws(self, problem: LocalProblem, q: Family, factor: Family, key: Array) -> tuple[Array, Family]:
         params = q.sample(key, (self.draws,))
+        return self._match_weighted(problem, q, factor, params, jnp.full(self.draws, -jnp.log(self.draws), q.dtype))
+
+    def _match_chains(
+        self, chains: Chains, problem: LocalProblem, q: Family, factor: Family, key: Array
+    ) -> tuple[Array, Family]:
+        def log_tilted(theta: Any) -> Array:
+            statistics = q.statistics(theta)
+            return inner(q, statistics) + self.power * (problem.log_prob(theta) - inner(factor, statistics))
+
+        draw_key, value_key = jax.random.split(key)
+        statistics = jax.vmap(q.statistics)(chains.draw(log_tilted, q, draw_key))
+        mean = jax.tree.map(lambda values: jnp.mean(values, axis=0), statistics)
+        return super().value(problem, q, None, value_key), type(q).from_mean(mean)
+
+    def _match_values(self, problem: LocalProblem, q: Family, factor: Family) -> tuple[Array, Family]:
+        """Exact: every value that the parameters can take, with its probability."""
+        values = q.support()
+        log_shares = jax.vmap(lambda one: inner(q, q.statistics(one)))(values) - q.log_partition()
+        return self._match_weighted(problem, q, factor, values, log_shares)
+
+    def _match_weighted(
+        self, problem: LocalProblem, q: Family, factor: Family, params: Any, log_shares: Vector
+    ) -> tuple[Array, Family]:
         statistics = jax.vmap(q.statistics)(params)
         log_factor = jax.vmap(lambda one: inner(factor, one))(statistics)
-        logs = self.power * (jax.lax.map(problem.log_prob, params) - log_factor)
-        share = jax.nn.softmax(logs)
+        logs = log_shares + self.power * (jax.lax.map(problem.log_prob, params) - log_factor)
         mean = q.mean()
         # The difference between weighted and plain averages: as α falls, so does the noise.
-        moved = jax.tree.map(
-            lambda mu, values: mu + jnp.tensordot(share - 1 / self.draws, values, axes=1), mean, statistics
-        )
-        value = (jax.nn.logsumexp(logs) - jnp.log(self.draws)) / self.power + inner(factor, mean)
+        tilt = jax.nn.softmax(logs) - jnp.exp(log_shares)
+        moved = jax.tree.map(lambda mu, values: mu + jnp.tensordot(tilt, values, axes=1), mean, statistics)
+        value = jax.nn.logsumexp(logs) / self.power + inner(factor, mean)
         return value, type(q).from_mean(moved)
 
 

@@ -54,6 +54,7 @@ def run_method(row: Method) -> tuple[Problem, Result]:
         damping=row.damping,
         start=problem.start,
         custody=row.custody,
+        expectation=row.expectation,
     )
     return problem, result
 

@@ -261,46 +261,6 @@ def power_fixed_point(problem: Problem, result: Result) -> Comparison:
     return _between(result, limit, "largest difference to the fixed point of power EP")
 
 
-def textbook_propagation(K: np.ndarray, y: np.ndarray, sweeps: int = 30) -> tuple[np.ndarray, np.ndarray]:
-    """Means and variances of f under EP for probit classification, labels ±1: Algorithm 3.5 of Rasmussen and Williams
-    (2006), site after site with updates of rank one.
-    """
-    from scipy.stats import norm
-
-    n = len(y)
-    shift, precision = np.zeros(n), np.zeros(n)
-    S, mean = K.copy(), np.zeros(n)
-    for _ in range(sweeps):
-        for i in range(n):
-            cavity = 1 / S[i, i] - precision[i]
-            m, v = (mean[i] / S[i, i] - shift[i]) / cavity, 1 / cavity
-            z = y[i] * m / np.sqrt(1 + v)
-            ratio = np.exp(norm.logpdf(z) - norm.logcdf(z))
-            tilted_mean = m + y[i] * v * ratio / np.sqrt(1 + v)
-            tilted = v - v**2 * ratio * (z + ratio) / (1 + v)
-            change = 1 / tilted - cavity - precision[i]
-            precision[i] += change
-            shift[i] = tilted_mean / tilted - m / v
-            S -= np.outer(S[:, i], S[:, i]) * (change / (1 + change * S[i, i]))
-            mean = S @ shift
-        root = np.sqrt(precision)
-        half = np.linalg.solve(np.linalg.cholesky(np.eye(n) + root[:, None] * K * root), root[:, None] * K)
-        S = K - half.T @ half
-        mean = S @ shift
-    return mean, np.diag(S)
-
-
-def process_propagation(problem: Problem, result: Result) -> Comparison:
-    model: Any = problem.model
-    X, y = problem.data
-    kernel = model.kernel
-    K = np.asarray(kernel.gram(kernel.initial(X.shape[1]), X))
-    mean, variance = textbook_propagation(K, 2 * y - 1)
-    m, v = model.latent(result.posterior, X)
-    gap = max(np.abs((m - mean) / np.sqrt(variance)).max(), np.abs(v / variance - 1).max())
-    return Comparison(float(gap), "largest difference to EP of the full process, as in the textbook")
-
-
 def tilted_moments(problem: Problem, result: Result) -> Comparison:
     """The fixed-point condition of EP, on a grid: every row's tilted distribution has the posterior's moments."""
     from scipy.stats import norm, t
@@ -339,9 +299,3 @@ def nuts_moments(problem: Problem, result: Result) -> Comparison:
         draws = sample_density(energy, Plan(1000, 8000), prior.location)
     words = "largest difference to means and deviations of NUTS, in its deviations"
     return Comparison(_distance(result.posterior, draws.mean(axis=0), draws.std(axis=0)), words)
-
-
-def fixed_point_limit(problem: Problem, result: Result) -> Comparison:
-    """What power EP tends to as α falls."""
-    limit = fit_rows(problem, FixedPoint())
-    return _between(result, limit, "largest difference to the fixed point of local variational inference")

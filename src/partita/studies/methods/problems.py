@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import betaln
 
 from partita.datasets import load, load_table, standardised
 from partita.families import Family, Gamma, Gaussian, MeanField
@@ -36,7 +39,7 @@ class Problem:
 
 def mixture() -> Problem:
     """Lengths of sepals and petals of irises, three components."""
-    X = _irises((0, 2))
+    X = standardise_irises((0, 2))
     X = X[np.random.default_rng(0).permutation(len(X))]
     model = GaussianMixture(2, 2, concentration=0.5, strength=0.7, degrees=6.0, scale=1.5)
     return Problem(model, X, model.begin(X))
@@ -48,18 +51,18 @@ def topics() -> Problem:
     return Problem(model, load("digits")[0][:400], model.begin())
 
 
-def _tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def read_tumours(rows: int, columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     X, y = load("breast-cancer")
     return standardised(X[:rows, list(columns)]), y[:rows].astype(float)
 
 
-def _diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def read_diabetes(columns: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     X, y = load("diabetes")
     X = X[:, list(columns)]
     return X / X.std(axis=0), standardised(y)
 
 
-def _irises(columns: Sequence[int]) -> np.ndarray:
+def standardise_irises(columns: Sequence[int]) -> np.ndarray:
     from sklearn.datasets import load_iris
 
     return standardised(load_iris().data[:, list(columns)])
@@ -67,36 +70,36 @@ def _irises(columns: Sequence[int]) -> np.ndarray:
 
 def logistic() -> Problem:
     """Breast cancer from five measurements, 150 rows."""
-    return Problem(LogisticRegression(5), _tumours(150, range(5)))
+    return Problem(LogisticRegression(5), read_tumours(150, range(5)))
 
 
 def logistic_mean_field() -> Problem:
-    return Problem(LogisticRegression(5, posterior="mean-field"), _tumours(150, range(5)))
+    return Problem(LogisticRegression(5, posterior="mean-field"), read_tumours(150, range(5)))
 
 
 def logistic_narrow() -> Problem:
     """The same with a narrow prior of the intercept too, as linearised steps need it."""
-    return Problem(LogisticRegression(5, posterior="mean-field", intercept_scale=1.0), _tumours(150, range(5)))
+    return Problem(LogisticRegression(5, posterior="mean-field", intercept_scale=1.0), read_tumours(150, range(5)))
 
 
 def probit() -> Problem:
     """Breast cancer from two measurements without an intercept, 60 rows: small enough for a grid."""
-    return Problem(ProbitRegression(2, intercept=False, prior_scale=1.5), _tumours(60, (1, 4)))
+    return Problem(ProbitRegression(2, intercept=False, prior_scale=1.5), read_tumours(60, (1, 4)))
 
 
 def regression() -> Problem:
     """Diabetes, ten features."""
-    return Problem(LinearRegression(10, noise=0.7), _diabetes(range(10)))
+    return Problem(LinearRegression(10, noise=0.7), read_diabetes(range(10)))
 
 
 def heteroscedastic() -> Problem:
     """Diabetes from two measurements, whose noise may depend on them."""
-    return Problem(HeteroscedasticRegression(2, intercept_scale=2.0), _diabetes((2, 8)))
+    return Problem(HeteroscedasticRegression(2, intercept_scale=2.0), read_diabetes((2, 8)))
 
 
 def outliers() -> Problem:
     """Twenty rows of diabetes, two measurements, noise with tails so heavy that rows disagree."""
-    X, y = _diabetes((2, 8))
+    X, y = read_diabetes((2, 8))
     some = np.random.default_rng(3).choice(len(X), 20, replace=False)
     return Problem(RobustRegression(2, intercept=False, noise=0.2, degrees=1.0), (X[some], y[some]))
 
@@ -105,10 +108,6 @@ def cities() -> Problem:
     """Deaths from stomach cancer in 20 cities of Missouri (Tsutakawa et al., 1985): a beta-binomial model of rates,
     over the logit of their mean and the logarithm of their prior's size.
     """
-    import jax
-    import jax.numpy as jnp
-    from jax.scipy.special import betaln
-
     deaths = [0, 0, 2, 0, 1, 1, 0, 2, 1, 3, 0, 1, 1, 1, 54, 0, 0, 1, 3, 0]
     people = [1083, 855, 3461, 657, 1208, 1025, 527, 1668, 583, 582]
     people += [917, 857, 680, 917, 53637, 874, 395, 581, 588, 383]
@@ -125,28 +124,20 @@ def cities() -> Problem:
 
 def process() -> Problem:
     """Diabetes from two measurements, a function seen at twenty points."""
-    X, y = _diabetes((2, 8))
+    X, y = read_diabetes((2, 8))
     points = X[np.random.default_rng(0).choice(len(X), 20, replace=False)]
     return Problem(SparseProcess(points, kernels.SquaredExponential(1.0, 1.5), likelihoods.Normal(0.75)), (X, y))
 
 
-def process_classes() -> Problem:
-    """Breast cancer from two measurements, a function seen at all 60 rows, for whole powers."""
-    X, y = _tumours(60, (1, 4))
-    return Problem(SparseProcess(X, kernels.SquaredExponential(2.0, 1.0), likelihoods.Probit(), power=1.0), (X, y))
-
-
 def process_means() -> Problem:
-    """The same with twenty points, for variational inference."""
-    X, y = _tumours(60, (1, 4))
+    """Breast cancer from two measurements, a function seen at twenty of 60 rows."""
+    X, y = read_tumours(60, (1, 4))
     return Problem(SparseProcess(X[:20], kernels.SquaredExponential(2.0, 1.0), likelihoods.Probit()), (X, y))
 
 
 def factor_analysis() -> Problem:
     """Irises from two latent numbers each, through a small network: non-linear factor analysis."""
-    import jax.numpy as jnp
-
-    X = _irises(range(4))
+    X = standardise_irises(range(4))
     shapes = {"latent": (len(X), 2), "first": (2, 6), "bias": (6,), "second": (6, 4), "level": (4,)}
 
     def log_prob(params: Any, rows: Any) -> Any:
@@ -161,9 +152,7 @@ def factor_analysis() -> Problem:
 
 def state_space() -> Problem:
     """How iris after iris differs, as if they came in time: states that a small network moves, seen through another."""
-    import jax.numpy as jnp
-
-    X = _irises(range(4))[::3]
+    X = standardise_irises(range(4))[::3]
     shapes = {"state": (len(X), 2), "move": (2, 4), "back": (4, 2), "first": (2, 6), "second": (6, 4), "level": (4,)}
 
     def log_prob(params: Any, rows: Any) -> Any:
@@ -198,69 +187,6 @@ def volatility() -> Problem:
     return Problem(process, (days, y))
 
 
-def read_seizures() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns of `epil` with an intercept, who each row is of, and how many seizures it counts."""
-    table = load_table("epil")
-    treated = (table["trt"] == "progabide").astype(float)
-    columns = (table["lbase"], treated, treated * table["lbase"], table["lage"], table["V4"])
-    X = np.column_stack([np.ones(len(treated)), *columns])
-    return X, table["subject"].astype(int) - 1, table["y"]
-
-
-def seizures() -> Problem:
-    """Seizures of 59 people with epilepsy, in four periods each (epil): a Poisson model with an intercept for everyone.
-
-    Over fixed effects, the logarithm of a deviation, and everyone's own intercept. What the deviation says of these
-    goes with the rows, a quarter with each, in place of a wide prior.
-    """
-    import jax.numpy as jnp
-
-    X, person, y = read_seizures()
-    fixed, people, wide = X.shape[1], person.max() + 1, 3.0
-
-    def log_prob(params: Any, rows: Any) -> Any:
-        x, who, y = rows
-        spread, own = params[fixed], params[fixed + 1 :][who]
-        f = x @ params[:fixed] + own
-        prior = -0.5 * own**2 * (jnp.exp(-2 * spread) - 1 / wide**2) - spread + np.log(wide)
-        return y * f - jnp.exp(f) + prior / 4
-
-    location = np.zeros(fixed + 1 + people)
-    location[[0, fixed]] = 1.0, -1.0
-    scale = np.concatenate([[3.0], np.ones(fixed), np.full(people, wide)])
-    prior = Gaussian.from_moments(location, np.diag(scale**2))
-    start = Gaussian.from_moments(location, 0.01 * np.eye(len(location)))
-    return Problem(Model(prior, log_prob), (X, person, y), start)
-
-
-def read_districts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns of `Contraception` with an intercept, the district of each woman, and whether she uses any."""
-    table = load_table("Contraception")
-    age = table["age"] / 10
-    X = np.column_stack([np.ones(len(age)), age, age**2, table["urban"] == "Y", table["livch"] != "0"]).astype(float)
-    return X, np.unique(table["district"], return_inverse=True)[1], (table["use"] == "Y").astype(float)
-
-
-def districts() -> Problem:
-    """Use of contraception by 1,934 women in 60 districts (Contraception): a logistic model in two levels."""
-    import jax
-    import jax.numpy as jnp
-
-    X, district, y = read_districts()
-    fixed, size = X.shape[1], X.shape[1] + 2 + int(district.max())
-
-    def log_prob(params: Any, rows: Any) -> Any:
-        x, where, y = rows
-        f = x @ params[:fixed] + jnp.exp(params[fixed]) * params[fixed + 1 :][where]
-        return y * f - jax.nn.softplus(f)
-
-    location = np.zeros(size)
-    location[fixed] = -1.0
-    prior = Gaussian.from_moments(location, np.eye(size))
-    start = Gaussian.from_moments(location, 0.01 * np.eye(size))
-    return Problem(Model(prior, log_prob), (X, district, y), start)
-
-
 def counts() -> Problem:
     """Images of digits as counts, six patterns."""
     model = PoissonFactorisation(64, 6)
@@ -269,7 +195,6 @@ def counts() -> Problem:
 
 def gamma_factors() -> Problem:
     """Irises as sums of two patterns with weights that are never negative: gamma factors, seen with normal noise."""
-    import jax.numpy as jnp
     from sklearn.datasets import load_iris
 
     X = load_iris().data[::7]
@@ -289,9 +214,7 @@ def gamma_factors() -> Problem:
 
 def unknown_noise() -> Problem:
     """Diabetes from four measurements, with a noise of unknown size: σ = exp(z), z ~ N(0, 1)."""
-    import jax.numpy as jnp
-
-    X, y = _diabetes(range(2, 6))
+    X, y = read_diabetes(range(2, 6))
 
     def log_prob(params: Any, rows: Any) -> Any:
         X, y = rows
@@ -307,7 +230,7 @@ def rows_of(data: Any) -> int:
 
 
 def take(data: Any, index: Any) -> Any:
-    return tuple(part[index] for part in data) if isinstance(data, tuple) else data[index]
+    return jax.tree.map(lambda part: part[index], data)
 
 
 def whole(data: Any) -> list[Any]:
@@ -318,6 +241,11 @@ def whole(data: Any) -> list[Any]:
 def batches(data: Any) -> list[Any]:
     """A few sites, or a few moments of a stream."""
     return [take(data, part) for part in np.array_split(np.arange(rows_of(data)), PARTS)]
+
+
+def each_group(data: Any) -> list[Any]:
+    """Everybody whose rows are several is a site: who that is comes second."""
+    return [take(data, data[1] == who) for who in np.unique(data[1])]
 
 
 def each_row(data: Any) -> list[Any]:

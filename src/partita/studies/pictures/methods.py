@@ -8,8 +8,14 @@ from partita.studies.pictures.drawing import import_pyplot
 
 COLUMNS = {"global": "global: all data at once", "local": "local: sites in turn", "online": "online: each batch once"}
 ROWS = ("moment matching", "gradient", "natural gradient", "analytic")
-WORDS = {"whole": "one site", "batches": "a site per batch", "each_row": "a site per row"}
+WORDS = {
+    "whole": "one site",
+    "batches": "a site per batch",
+    "each_group": "a site per group",
+    "each_row": "a site per row",
+}
 PARTITIONS = dict(zip(WORDS, COLOURS, strict=False))
+PARTITIONS["few_rows"] = PARTITIONS["batches"]
 
 
 def draw(path: Path) -> None:

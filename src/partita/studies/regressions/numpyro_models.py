@@ -18,7 +18,7 @@ import partita as pt
 from partita.datasets import load_table
 from partita.foundation.runtime import precision
 from partita.studies.documents import choose, compare_moments, markdown_table, write_sections
-from partita.studies.methods.problems import read_districts, read_seizures
+from partita.studies.methods.mixed_models import read_districts, read_seizures
 from partita.studies.nuts import Plan, import_numpyro, sample_program
 from partita.studies.options import Page, Say, Some
 
