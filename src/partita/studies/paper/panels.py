@@ -91,7 +91,7 @@ def draw_panels(rows: list[Row]) -> list[Picture]:
         )
         for against, label in titles.items()
     ]  # fmt: skip
-    for scheme in dict.fromkeys(row["scheme"] for row in rows if row["scheme"] not in (OVER_FITTING, "default")):
+    for scheme in dict.fromkeys(row["scheme"] for row in rows if row["rate"] and row["scheme"] != OVER_FITTING):
         own = {method: trace for method, trace in traces.items() if trace[0]["scheme"] == scheme}
         against = "messages" if scheme == "pvi-one-pass" else "seconds"
         pictures.append(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.datasets import split
+from partita.expectations import GaussNewton
 from partita.families import Family
 from partita.fitting import events
 from partita.foundation.plain import Row
@@ -45,7 +46,10 @@ SCHEMES = {
     "pvi-async": "PVI asynchronous: the same, an update whenever a worker has finished",
     "over-fitting": "PVI synchronous for longer, with training rows looked at as well",
     "default": "what fit does by itself: one message per site and round, an optimiser at the server",
+    "default-exact": "the same with the gradient of Property 4 in place of the Fisher information in messages",
 }
+# The expectations of what sites send where they send messages.
+MESSAGES = {"default": GaussNewton(), "default-exact": GaussNewton(exact=True)}
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def recipes(setting: str, plan: Plan) -> list[Recipe]:
     grid = itertools.product(("pvi-sync", "pvi-async"), plan.rates, reversed(plan.dampings))
     slow = [Recipe(scheme, length, rate, damping, True) for scheme, rate, damping, length in plan.slow]
     return [
-        Recipe("default", plan.rounds),
+        *(Recipe(scheme, plan.rounds) for scheme in MESSAGES),
         *(Recipe(scheme, plan.rounds, rate) for scheme in ("gvi", "gvi-shards") for rate in plan.rates),
         *(slow if setting == "non-iid" else []),
         *(Recipe(scheme, plan.rounds, rate) for scheme in ("bcm-same", "bcm-split") for rate in plan.rates),
@@ -213,7 +217,7 @@ def deal_rows(shards: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...
 
 def follow(images: Images, recipe: Recipe, setting: str, seed: int, plan: Plan) -> Iterator[Row]:
     """Rows of one cell."""
-    if recipe.scheme == "default":
+    if recipe.scheme in MESSAGES:
         yield from _follow_default(images, recipe, setting, seed, plan)
         return
     assert recipe.rate is not None
@@ -299,9 +303,10 @@ def _follow_default(images: Images, recipe: Recipe, setting: str, seed: int, pla
     model = images.network([plan.hidden], init_seed=seed)
     shards = shards_of(images, setting, seed, False)
     # What is compiled in a first round does not count as work.
-    next(events(model, shards, schedule=Synchronous(1), seed=seed))
+    expectation = MESSAGES[recipe.scheme]
+    next(events(model, shards, schedule=Synchronous(1), expectation=expectation, seed=seed))
     seconds, began = 0.0, (time.perf_counter(), time.process_time())
-    for event in events(model, shards, schedule=Synchronous(recipe.length), seed=seed):
+    for event in events(model, shards, schedule=Synchronous(recipe.length), expectation=expectation, seed=seed):
         elapsed, processor = time.perf_counter() - began[0], time.process_time() - began[1]
         # Sites tell elapsed seconds; of these, the share in which the processor worked for us.
         seconds += max(work.seconds for work in event.work) * min(1.0, processor / elapsed)
