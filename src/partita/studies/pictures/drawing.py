@@ -11,7 +11,7 @@ from partita.studies.documents import check_place
 from partita.studies.options import Say, Some
 
 # Each has a module here whose `draw` writes the picture to a file.
-PICTURES = ("demo", "streaming", "methods", "banana", "robot_arm")
+PICTURES = ("demo", "streaming", "methods", "banana", "robot_arm", "federated")
 
 
 def import_pyplot() -> Any:

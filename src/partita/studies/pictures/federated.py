@@ -1,0 +1,98 @@
+"""The picture of the paper's federated experiments, from rows that are kept: the best of each scheme, and grids."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.foundation.plain import Row
+from partita.report.charts import COLOURS
+from partita.studies.kept import choose_rows, read_kept
+from partita.studies.paper.panels import OVER_FITTING, choose_best, group_traces
+from partita.studies.pictures.drawing import import_pyplot
+
+ROWS = Path("docs/data/federated.jsonl")
+AXES = (("seconds", "error"), ("seconds", "nll"), ("messages", "error"))
+WORDS = {
+    "seconds": "seconds of workers side by side",
+    "messages": "messages",
+    "error": "test error",
+    "nll": "test NLL",
+}
+GRIDS = ("pvi-sync", "pvi-async")
+# Errors from white to black on grids.
+LEAST, MOST = 0.02, 0.9
+
+
+def draw(path: Path) -> None:
+    """Two lines of panels with the best of every scheme, and one with whole grids and with over-fitting."""
+    pyplot = import_pyplot()
+    _, rows = read_kept(ROWS)
+    settings = sorted({row["setting"] for row in rows})
+    figure = pyplot.figure(figsize=(13, 4 * len(settings) + 3.4), layout="constrained")
+    top, bottom = figure.subfigures(2, 1, height_ratios=[4 * len(settings), 3.4])
+    axes = top.subplots(len(settings), len(AXES), squeeze=False)
+    schemes = list(dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != OVER_FITTING))
+    styles = {
+        scheme: (COLOURS[n % len(COLOURS)], "-" if n < len(COLOURS) else "--") for n, scheme in enumerate(schemes)
+    }
+    for line, setting in zip(axes, settings, strict=True):
+        _draw_best(line, choose_rows(rows, setting), styles)
+        line[0].set_ylabel(f"{setting}\n{WORDS['error']}")
+    panels = bottom.subplots(1, len(settings) * len(GRIDS) + 1)
+    pairs = [(scheme, setting) for scheme in GRIDS for setting in settings]
+    for axis, (scheme, setting) in zip(panels[:-1], pairs, strict=True):
+        own = [row for row in choose_rows(rows, setting) if row["scheme"] == scheme]
+        _draw_grid(axis, list(group_traces(own).values()))
+        axis.set_title(f"{scheme}, {setting}: error, %", fontsize=9)
+    _draw_over_fitting(panels[-1], [row for row in rows if row["scheme"] == OVER_FITTING])
+    figure.savefig(path, dpi=90)
+
+
+def _draw_best(line: Sequence[Any], rows: list[Row], styles: dict[str, tuple[str, str]]) -> None:
+    traces = group_traces(rows)
+    for scheme, method in choose_best(rows).items():
+        colour, dash = styles[scheme]
+        trace = traces[method]
+        # One pass, and committees, send so little that a line has no length.
+        for axis, (x, y) in zip(line, AXES, strict=True):
+            xs, ys = [row[x] for row in trace], [row[y] for row in trace]
+            axis.plot(xs, ys, dash, color=colour, linewidth=1.4, label=method)
+            axis.plot(xs[-1], ys[-1], "o", color=colour, markersize=4)
+    for axis, (x, y) in zip(line, AXES, strict=True):
+        axis.set(xscale="log", yscale="log", xlabel=WORDS[x], ylabel=WORDS[y])
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    line[-1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _draw_grid(axis: Any, traces: Sequence[Sequence[Row]]) -> None:
+    """Errors at the end by rate and damping, as numbers on shades."""
+    usual = [trace for trace in traces if "passes" not in trace[0]["method"]]
+    rates = sorted({trace[0]["rate"] for trace in usual})
+    dampings = sorted({trace[0]["damping"] for trace in usual})
+    errors = np.full((len(dampings), len(rates)), np.nan)
+    for trace in usual:
+        errors[dampings.index(trace[0]["damping"]), rates.index(trace[0]["rate"])] = trace[-1]["error"]
+    shades = np.log(errors / LEAST) / np.log(MOST / LEAST)
+    axis.imshow(shades, cmap="Greys", vmin=0, vmax=1.4, origin="lower", aspect="auto")
+    for (line, column), error in np.ndenumerate(errors):
+        if np.isfinite(error):
+            axis.text(column, line, f"{100 * error:.1f}", ha="center", va="center", fontsize=9)
+    axis.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates], fontsize=8)
+    axis.set_yticks(range(len(dampings)), [f"{damping:g}" for damping in dampings], fontsize=8)
+    axis.set(xlabel="learning rate", ylabel="damping")
+
+
+def _draw_over_fitting(axis: Any, rows: list[Row]) -> None:
+    """NLL of test and training rows, round by round."""
+    for number, setting in enumerate(sorted({row["setting"] for row in rows})):
+        for trace in group_traces(choose_rows(rows, setting)).values():
+            rounds = [row["round"] for row in trace]
+            axis.plot(rounds, [row["nll"] for row in trace], color=COLOURS[number], label=f"{setting}: test")
+            axis.plot(rounds, [row["train_nll"] for row in trace], "--", color=COLOURS[number], label="training rows")
+    axis.set(yscale="log", xlabel="rounds", ylabel="NLL")
+    axis.set_title("over-fitting: pvi-sync for longer", fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=7)
