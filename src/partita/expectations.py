@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.errors import InputError
-from partita.families import AbstractGaussian, Family, GaussianView
+from partita.families import Family, GaussianView
 from partita.foundation.checks import check_count
 from partita.foundation.points import hermite, normal_points, white_points
 from partita.foundation.runtime import Array, ravel
@@ -125,12 +125,10 @@ class GaussNewton(LocalReparameterisation):
 
     Its mean is that of the gradient. Its precision is the diagonal of the Fisher information, from labels that the
     model draws itself (Martens, 2020), in place of the Hessian's, which is noisy and may be negative (Khan et al.,
-    2018, take squared gradients of mini-batches for the same reason). Rows are taken `rows_at_once`: few enough for the
-    processor's cache.
+    2018, take squared gradients of mini-batches for the same reason). `rows_at_once` fit into the processor's cache.
 
-    With `exact`, a message is the gradient in the mean parameters of Property 4, so that its precision is that of
-    Bonnet and Price, -2 dE_q[log p] / dv for a variance v, from the same draws: fixed points are then those of global
-    VI, which the Fisher information's are not exactly. It is noisy, and may be negative.
+    With `exact`, its precision is the gradient's of Property 4, -2 dE_q[log p] / dv for a variance v, from the same
+    draws: fixed points are then those of global VI. It is noisy, and may be negative.
     """
 
     samples: int = 1
@@ -158,8 +156,7 @@ class GaussNewton(LocalReparameterisation):
         if parts == 1:
             value, gradient, precision = one(model, q, shard, hyper, key)
         else:
-            zeros = jax.tree.map(jnp.zeros_like, q.location)
-            start = (jnp.zeros((), q.dtype), zeros, zeros)
+            start = (jnp.zeros((), q.dtype), *[jax.tree.map(jnp.zeros_like, q.location)] * 2)
             (value, gradient, precision), _ = jax.lax.scan(add, start, jnp.arange(parts))
         return value, type(q)(jax.tree.map(lambda g, p, m: g + p * m, gradient, precision, q.location), precision)
 
@@ -182,18 +179,16 @@ class GaussNewton(LocalReparameterisation):
             square = e**2 * weights[:, None]
             gradient.append(kind(inputs.T @ g, jnp.sum(g, axis=0)))
             precision.append(kind((inputs**2).T @ square, jnp.sum(square, axis=0)))
-        return jnp.sum(jnp.where(weights > 0, weights * values, 0)), tuple(gradient), tuple(precision)
+        return shard.total(values), tuple(gradient), tuple(precision)
 
     def _exact_part(self, model: Any, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Array, Any, Any]:
         """Sums over rows: of log p, its gradient by the location, and -2 times that by the variance."""
 
         def total(free: Any) -> Array:
-            rows = self._of_layers(model, q.seen_from_free(free), shard.data, hyper, key)
-            return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
+            return shard.total(self._of_layers(model, q.seen_from_free(free), shard.data, hyper, key))
 
-        value, (gradient, by_log_scale) = jax.value_and_grad(total)(q.to_free())
-        # A log scale moves the variance by twice itself.
-        return value, gradient, jax.tree.map(lambda g, p: -p * g, by_log_scale, q.precision)
+        value, (gradient, slope) = jax.value_and_grad(total)(q.to_free())
+        return value, gradient, jax.tree.map(lambda g, p: -p * g, slope, q.precision)  # dv = 2v d(log scale)
 
 
 class DrawnFisher(Expectation):
@@ -261,7 +256,7 @@ class DrawnFisher(Expectation):
         """log p and its gradient, summed over rows, at one draw."""
 
         def total(theta: Any) -> Array:
-            return jnp.sum(jnp.where(part.weights > 0, part.weights * model.log_prob(theta, part.data, hyper), 0))
+            return part.total(model.log_prob(theta, part.data, hyper))
 
         found: tuple[Array, Any] = jax.value_and_grad(total)(q.sample_cheaply(key))
         return found
@@ -314,12 +309,9 @@ class ExpectedHessian(Expectation):
         values = _mapped(lambda theta: model.log_prob(theta, data, hyper), _placed(q, self.points), data)
         return jnp.mean(values, axis=0)
 
-    def message(
-        self, model: AbstractModel, q: AbstractGaussian, shard: Shard, hyper: Hyper, key: Array
-    ) -> tuple[Scalar, Family]:
+    def message(self, model: AbstractModel, q: Any, shard: Shard, hyper: Hyper, key: Array) -> tuple[Scalar, Any]:
         def value(theta: Array) -> Array:
-            rows = model.log_prob(theta, shard.data, hyper)
-            return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
+            return shard.total(model.log_prob(theta, shard.data, hyper))
 
         def slope(theta: Array) -> tuple[Array, tuple[Array, Array]]:
             found, gradient = jax.value_and_grad(value)(theta)
@@ -353,8 +345,7 @@ class ExpectedSlope(Expectation):
         whole = ravel(q.location)[1]
 
         def value(theta: Array) -> Array:
-            rows = model.log_prob(whole(theta), shard.data, hyper)
-            return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
+            return shard.total(model.log_prob(whole(theta), shard.data, hyper))
 
         placed = _placed(q, self.points)
         values, slopes = _mapped(jax.value_and_grad(value), placed, shard.data)
@@ -390,25 +381,20 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
         if model.drawn or not few:
             return MonteCarlo()
         return ExpectedHessian() if model.smooth and vector else ExpectedSlope()
-    problem = None
-    if isinstance(wanted, ClosedForm) and not model.closed_form:
-        problem = "the model has no closed form"
-    elif isinstance(wanted, GaussHermite) and not (model.projected and gaussian and model.outputs == 1):
-        problem = "it needs one linear predictor per row and a Gaussian posterior"
-    elif isinstance(wanted, LocalReparameterisation) and model.layered and wanted.fixed:
-        problem = "networks draw afresh: say fixed=False"
-    elif isinstance(wanted, GaussNewton) and not model.layered:
-        problem = "it needs a network of dense layers"
-    elif isinstance(wanted, DrawnFisher) and not (model.drawn and prior.is_mean_field):
-        problem = "it needs a network and a mean-field posterior"
-    elif isinstance(wanted, ExpectedHessian) and not vector:
-        problem = f"it needs a Gaussian posterior over a vector of at most {MOST_CURVED} numbers"
-    elif isinstance(wanted, ExpectedSlope) and not few:
-        problem = f"it needs a Gaussian posterior over at most {MOST_CURVED} numbers"
-    elif isinstance(wanted, LocalReparameterisation) and not (
-        model.layered or (model.projected and gaussian and model.outputs > 1)
-    ):
-        problem = "it needs dense layers, or several linear predictors per row, and a mean-field posterior"
-    if problem:
-        raise InputError(f"expectation: {type(wanted).__name__} does not fit {type(model).__name__}: {problem}")
+    linear = model.projected and gaussian
+    dense = "it needs dense layers, or several linear predictors per row, and a mean-field posterior"
+    draws_afresh = not (model.layered and isinstance(wanted, LocalReparameterisation) and wanted.fixed)
+    needs: tuple[tuple[type[Expectation], bool, str], ...] = (
+        (ClosedForm, model.closed_form, "the model has no closed form"),
+        (GaussHermite, linear and model.outputs == 1, "it needs one linear predictor per row and a Gaussian posterior"),
+        (LocalReparameterisation, draws_afresh, "networks draw afresh: say fixed=False"),
+        (GaussNewton, model.layered, "it needs a network of dense layers"),
+        (DrawnFisher, model.drawn and prior.is_mean_field, "it needs a network and a mean-field posterior"),
+        (ExpectedHessian, vector, f"it needs a Gaussian posterior over a vector of at most {MOST_CURVED} numbers"),
+        (ExpectedSlope, few, f"it needs a Gaussian posterior over at most {MOST_CURVED} numbers"),
+        (LocalReparameterisation, model.layered or (linear and model.outputs > 1), dense),
+    )
+    for kind, possible, words in needs:
+        if isinstance(wanted, kind) and not possible:
+            raise InputError(f"expectation: {type(wanted).__name__} does not fit {type(model).__name__}: {words}")
     return wanted
