@@ -84,8 +84,8 @@ def test_the_papers_own_recipes_and_pages_of_them(partita, tmp_path):
     assert all(row.keys() == KEYS | {"scheme", "rate", "damping", "epochs", "held", *TRAINING} for row in rows)
     assert {row["method"] for row in rows} == {name.replace("gvi", core) for name in names.split(",") for core in CORES}
     sync = [row for row in rows if row["scheme"] == "pvi-sync"]
-    assert [row["round"] for row in sync] == [1, 2, 3, 5, 6]
-    assert [row["messages"] for row in sync] == [20, 40, 60, 100, 120]
+    assert [row["round"] for row in sync] == [1, 3, 5, 6]
+    assert [row["messages"] for row in sync] == [20, 60, 100, 120]
     assert all(a["seconds"] < b["seconds"] for a, b in pairwise(sync))
     assert {line["method"] for line in last["rows"]} == {row["method"] for row in rows}
     assert all(line["error after 6 passes"] == line["error in the end"] for line in last["rows"])

@@ -172,9 +172,9 @@ def test_rows_are_dealt_in_proportion(images):
 @pytest.mark.parametrize("setting", recipes.SETTINGS)
 def test_panels_and_budgets_of_rows(images, setting):
     """Cells of four schemes on digits, their panels, and a table with what was within the budget."""
-    plan = replace(QUICK, rounds=3, hidden=10)
-    chosen = [Recipe("default", 3), Recipe("gvi", 3, 0.01), Recipe("gvi", 3, 0.001), Recipe("pvi-sync", 3, 0.01, 0.8)]
-    chosen.append(Recipe("over-fitting", 4, 0.01, 0.8))
+    plan = replace(QUICK, rounds=5, hidden=10)
+    chosen = [Recipe("default", 5), Recipe("gvi", 5, 0.01), Recipe("gvi", 5, 0.001), Recipe("pvi-sync", 5, 0.01, 0.8)]
+    chosen.append(Recipe("over-fitting", 6, 0.01, 0.8))
     rows = [
         {"method": recipe.name, "setting": setting, "seed": 0, **row}
         for recipe in chosen
@@ -188,10 +188,10 @@ def test_panels_and_budgets_of_rows(images, setting):
     one, ten = ([row for row in rows if row["method"] == f"{name} rate 0.01"] for name in ("gvi-1", "gvi-10"))
     assert [row["error"] for row in one] == [row["error"] for row in ten]
     assert [10 * row["messages"] for row in one] == [row["messages"] for row in ten]
-    table = share_budgets(rows, 2, 0.5)
+    table = share_budgets(rows, 3, 0.5)
     (line,) = (line for line in table if line["method"].startswith("pvi-sync"))
-    second = next(row for row in rows if row["method"] == line["method"] and row["round"] == 2)
-    assert line["error after 2 passes"] == line["error after 40 messages"] == f"{100 * second['error']:.2f}"
+    third = next(row for row in rows if row["method"] == line["method"] and row["round"] == 3)
+    assert line["error after 3 passes"] == line["error after 60 messages"] == f"{100 * third['error']:.2f}"
     titles = [picture.title for picture in draw_panels(rows)]
     assert titles[-1] == "Over-fitting"
     assert {"gvi-1", "gvi-10", "pvi-sync"} < set(titles)

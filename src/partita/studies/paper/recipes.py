@@ -124,8 +124,8 @@ class Recipe:
 
     def is_shown(self, passes: float) -> bool:
         """Whether there is a row: after few passes often, then ever more rarely; always at the end."""
-        step = 1 if passes <= 3 else 5 if passes <= 30 else 10 if passes <= 100 else 50
-        return self.scheme == "pvi-one-pass" or passes in (7, self.length) or passes % step == 0
+        step = 10 if passes <= 100 else 50
+        return self.scheme == "pvi-one-pass" or passes in (1, 3, 5, self.length) or passes % step == 0
 
     @property
     def looks(self) -> int:
