@@ -56,14 +56,13 @@ MESSAGES = {"default": GaussNewton(), "default-exact": GaussNewton(exact=True)}
 class Plan:
     """Grids, and how long methods run: in passes over all data, which are rounds where workers answer by epochs.
 
-    `slow` are rates, dampings and passes of schemes that are given small rates and more time where sites have one class
-    each.
+    `slow` are settings, schemes, rates, dampings and passes of runs that are given more time.
     """
 
     rounds: int
     rates: tuple[float, ...]
     dampings: tuple[float, ...]
-    slow: tuple[tuple[str, float, float | None, int], ...]
+    slow: tuple[tuple[str, str, float, float | None, int], ...]
     one_pass: tuple[int, ...]
     too_long: tuple[tuple[float, float, int], ...]
     batch: int = 200
@@ -75,7 +74,12 @@ SHORT = Plan(
     rounds=30,
     rates=(0.0005, 0.002, 0.005),
     dampings=(0.5, 0.8, 0.9),
-    slow=(("gvi", 0.0001, None, 120), ("gvi", 0.0002, None, 120), ("pvi-sync", 0.0005, 0.9, 120)),
+    slow=(
+        ("iid", "pvi-sync", 0.005, 0.9, 120),
+        ("non-iid", "gvi", 0.0001, None, 120),
+        ("non-iid", "gvi", 0.0002, None, 120),
+        ("non-iid", "pvi-sync", 0.0005, 0.9, 120),
+    ),
     one_pass=(1, 3, 10),
     too_long=((0.005, 0.8, 80),),
 )
@@ -84,8 +88,8 @@ FULL = Plan(
     rates=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01),
     dampings=(0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95),
     slow=(
-        *(("gvi", rate, None, 2000) for rate in (0.00005, 0.0001, 0.0002)),
-        *(("pvi-sync", rate, damping, 2000) for rate in (0.0001, 0.0002) for damping in (0.9, 0.95)),
+        *(("non-iid", "gvi", rate, None, 2000) for rate in (0.00005, 0.0001, 0.0002)),
+        *(("non-iid", "pvi-sync", rate, damping, 2000) for rate in (0.0001, 0.0002) for damping in (0.9, 0.95)),
     ),
     one_pass=(1, 2, 5, 10, 20, 50),
     too_long=((0.005, 0.9, 1000), (0.01, 0.9, 1000)),
@@ -94,7 +98,7 @@ QUICK = Plan(
     rounds=10,
     rates=(0.005,),
     dampings=(0.8, 0.9),
-    slow=(("gvi", 0.001, None, 20),),
+    slow=(("non-iid", "gvi", 0.001, None, 20),),
     one_pass=(1, 3),
     too_long=((0.01, 0.9, 20),),
     batch=20,
@@ -104,7 +108,10 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A scheme with its settings. `length` is in passes over all data; in one pass, in epochs of each worker."""
+    """A scheme with its settings.
+
+    `length` is in passes over all data; in one pass, in epochs of each worker. It is in the name where a run is `slow`.
+    """
 
     scheme: str
     length: int
@@ -136,11 +143,15 @@ class Recipe:
 def recipes(setting: str, plan: Plan) -> list[Recipe]:
     """All that are run in a setting, those first that there are few of."""
     grid = itertools.product(("pvi-sync", "pvi-async"), plan.rates, reversed(plan.dampings))
-    slow = [Recipe(scheme, length, rate, damping, True) for scheme, rate, damping, length in plan.slow]
+    slow = [
+        Recipe(scheme, length, rate, damping, slow=True)
+        for where, scheme, rate, damping, length in plan.slow
+        if where == setting
+    ]
     return [
         *(Recipe(scheme, plan.rounds) for scheme in MESSAGES),
         *(Recipe(scheme, plan.rounds, rate) for scheme in ("gvi", "gvi-shards") for rate in plan.rates),
-        *(slow if setting == "non-iid" else []),
+        *slow,
         *(Recipe(scheme, plan.rounds, rate) for scheme in ("bcm-same", "bcm-split") for rate in plan.rates),
         *(Recipe("pvi-one-pass", epochs, rate) for rate in plan.rates for epochs in plan.one_pass),
         *(Recipe(scheme, plan.rounds, rate, damping) for scheme, rate, damping in grid),
