@@ -76,8 +76,8 @@ SHORT = Plan(
     dampings=(0.5, 0.8, 0.9),
     slow=(
         ("iid", "pvi-sync", 0.005, 0.9, 120),
-        ("non-iid", "gvi", 0.0001, None, 120),
         ("non-iid", "gvi", 0.0002, None, 120),
+        ("non-iid", "gvi", 0.0005, None, 120),
         ("non-iid", "pvi-sync", 0.0005, 0.9, 120),
     ),
     one_pass=(1, 3, 10),
