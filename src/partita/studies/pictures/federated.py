@@ -98,6 +98,8 @@ def _draw_over_fitting(axis: Any, rows: list[Row]) -> None:
             axis.plot(rounds, [row["nll"] for row in trace], color=COLOURS[number], label=f"{setting}: test")
             axis.plot(rounds, [row["train_nll"] for row in trace], "--", color=COLOURS[number], label="training rows")
     axis.set(yscale="log", xlabel="rounds", ylabel="NLL")
+    axis.set_yticks(TICKS["nll"][:4], [f"{tick:g}" for tick in TICKS["nll"][:4]])
+    axis.minorticks_off()
     axis.set_title("over-fitting: pvi-sync for longer", fontsize=9)
     axis.spines[["top", "right"]].set_visible(False)
     if rows:
