@@ -47,7 +47,7 @@ class LocalProblem(eqx.Module):
             raise InputError(
                 f"log_prob: expected one number per row, {self.shard.weights.shape}, got {jnp.shape(rows)}"
             )
-        return jnp.sum(jnp.where(self.shard.weights > 0, self.shard.weights * rows, 0))
+        return self.shard.total(rows)
 
     def free_energy(self, q: Any, key: Array) -> Scalar:
         """The local free energy (Eq. 2 of the paper), up to the cavity's scale."""

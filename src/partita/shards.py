@@ -28,6 +28,10 @@ class Shard(eqx.Module):
     def capacity(self) -> int:
         return self.weights.shape[0]
 
+    def total(self, numbers: Array) -> Array:
+        """The sum of one number per row, times weights; of rows with weight zero, whatever the number is, nothing."""
+        return jnp.sum(jnp.where(self.weights > 0, self.weights * numbers, 0))
+
     def batch(self, key: Array, size: int) -> "Shard":
         """`size` rows drawn with replacement, weighted so that sums over them estimate sums over the shard."""
         index = jax.random.randint(key, (size,), 0, self.rows)

@@ -322,6 +322,52 @@ def test_messages_have_the_exact_expectation_whatever_the_weights(name):
     check_fisher(SHARDS[name](), density(3, 4, scales=(1e-4, 2e-4)), GaussNewton())
 
 
+def test_exact_messages_have_the_gradient_of_the_expectation_by_mean_and_variance():
+    """Bonnet and Price for two layers, against quadrature over all four numbers and differences of it."""
+    model = Network([1, 1, 1], likelihood="gaussian", activation="tanh")
+    q, hyper = density(1, 1, 1, scales=(0.3, 0.6)), {"noise": np.float32(0.7)}
+    A, y = np.array([[-1.0], [0.4], [1.5]]), np.array([[0.3], [-0.5], [1.2]])
+    shard = model.shard(0, (A, y))
+    m, v = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(part)]) for part in (q.location, q.variance))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+    grid = np.stack(np.meshgrid(*[nodes] * 4, indexing="ij"), axis=-1).reshape(-1, 4)
+    shares = np.prod(np.stack(np.meshgrid(*[weights / weights.sum()] * 4, indexing="ij")), axis=0).ravel()
+
+    def expected(m, v):
+        w1, b1, w2, b2 = (m + np.sqrt(v) * grid).T[:, :, None]
+        means = w2 * np.tanh(w1 * A[:, 0] + b1) + b2
+        return shares @ stats.norm.logpdf(y[:, 0], means, 0.7).sum(axis=1)
+
+    steps = 1e-4 * np.eye(4)
+    slopes = np.array([expected(m + step, v) - expected(m - step, v) for step in steps]) / 2e-4
+    curvatures = -2 * np.array([expected(m, v + step) - expected(m, v - step) for step in steps]) / 2e-4
+    exact, fisher = (one_by_one(expectation, model, q, shard, hyper) for expectation in EXACT_OR_NOT)
+    for drawn, reference in zip(exact, (slopes, curvatures), strict=True):
+        error = drawn.std(axis=0, ddof=1) / np.sqrt(len(drawn))
+        assert np.all(error < 0.05 * np.abs(reference).max())
+        assert np.all(np.abs(drawn.mean(axis=0) - reference) < 5 * error)
+    # The Fisher information is something else, with the same gradient by the means.
+    error = np.sqrt(sum(each[1].var(axis=0) / len(each[1]) for each in (exact, fisher)))
+    assert np.max(np.abs(fisher[1].mean(axis=0) - curvatures) / error) > 10
+
+
+EXACT_OR_NOT = (GaussNewton(exact=True), GaussNewton())
+
+
+def one_by_one(expectation, model, q, shard, hyper) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients by means, and precisions, of many messages."""
+    compute = jax.jit(
+        lambda all_keys: jax.lax.map(lambda k: expectation.message(model, q, shard, hyper, k)[1], all_keys)
+    )
+    message = compute(keys(40_000))
+    shift, precision = (
+        np.concatenate([np.asarray(leaf).reshape(40_000, -1) for leaf in jax.tree.leaves(part)], axis=1)
+        for part in (message.precision_times_location, message.precision)
+    )
+    location = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(q.location)])
+    return shift - precision * location, precision
+
+
 def test_drawn_targets_of_heads_stay_in_the_head_of_the_row():
     model = Network([3, 4], heads=2)
     f = np.tile(np.array([0.0, 1.0, 9.0, 8.0], np.float32), (4000, 1))

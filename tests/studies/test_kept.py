@@ -8,7 +8,7 @@ import pytest
 
 from partita.errors import InputError
 from partita.studies.kept import choose_rows, keep_rows, read_kept
-from partita.studies.pictures import banana, drawing, robot_arm
+from partita.studies.pictures import banana, drawing, federated, robot_arm
 
 
 def write_cells(folder, cells):
@@ -41,6 +41,32 @@ def arm_rows(seed):
     ]
 
 
+def federated_rows(scheme, setting, rate=None, damping=None, **more):
+    name = scheme + (f" rate {rate}" if rate else "") + (f" damping {damping}" if damping else "")
+    return [
+        {
+            "method": name, "setting": setting, "seed": 0, "round": number, "seconds": 0.1 * number,
+            "messages": 20 * number, "error": 0.3 / number, "nll": 1 / number, "scheme": scheme, "rate": rate,
+            "damping": damping, "epochs": 3, **more,
+        }
+        for number in (1, 2, 3)
+    ]  # fmt: skip
+
+
+CELLS = {
+    banana: lambda: [banana_rows(s, name) for s in (0, 1) for name in banana.SETTINGS],
+    robot_arm: lambda: map(arm_rows, (0, 1)),
+    # Of the grids, one cell is missing.
+    federated: lambda: [
+        federated_rows("default", "iid"),
+        federated_rows("gvi-1", "non-iid", 0.01),
+        federated_rows("pvi-sync", "iid", 0.01, 0.8),
+        federated_rows("pvi-sync", "iid", 0.02, 0.9),
+        federated_rows("over-fitting", "iid", 0.01, 0.8, train_error=0.1, train_nll=0.1),
+    ],
+}
+
+
 def test_rows_are_kept_with_what_made_them(tmp_path):
     write_cells(tmp_path, [banana_rows(1, "three batches"), banana_rows(0, "three batches")])
     said, page = [], tmp_path / "kept.jsonl"
@@ -65,15 +91,10 @@ def test_nothing_to_keep_or_to_read(tmp_path):
         read_kept(tmp_path / "kept.jsonl")
 
 
-@pytest.mark.parametrize("picture", [banana, robot_arm])
+@pytest.mark.parametrize("picture", list(CELLS))
 def test_pictures_are_drawn_from_kept_rows(picture, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    cells = (
-        [banana_rows(s, name) for s in (0, 1) for name in banana.SETTINGS]
-        if picture is banana
-        else map(arm_rows, (0, 1))
-    )
-    write_cells(tmp_path / "out", list(cells))
+    write_cells(tmp_path / "out", list(CELLS[picture]()))
     keep_rows(print, tmp_path / "out", tmp_path / "kept.jsonl", "a command")
     monkeypatch.setattr(picture, "ROWS", tmp_path / "kept.jsonl")
     picture.draw(tmp_path / "picture.png")

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,30 @@ def test_rows_of_a_study_and_its_second_run(partita, tmp_path):
     assert (code, plan["runs"], plan["finished"], plan["seconds"]) == (0, 1, 1, 0)
     assert again["rows"] == last["rows"]
     assert page.exists()
+
+
+def test_the_papers_own_recipes_and_pages_of_them(partita, tmp_path):
+    """One cell of a grid by its name, and both clocks of global VI from one run."""
+    command = ("reproduce", "federated", "--paper", "--quick", "--setting", "non-iid", "--rounds", 6, "--json")
+    names = "gvi rate 0.005,pvi-sync rate 0.005 damping 0.9"
+    code, told, _ = partita(*command, "--method", names, "--out", tmp_path / "out")
+    plan, *rows, last = map(json.loads, told.splitlines())
+    assert (code, plan["runs"]) == (0, 2)
+    assert all(row.keys() == KEYS | {"scheme", "rate", "damping", "epochs", "held", *TRAINING} for row in rows)
+    assert {row["method"] for row in rows} == {name.replace("gvi", core) for name in names.split(",") for core in CORES}
+    sync = [row for row in rows if row["scheme"] == "pvi-sync"]
+    assert [row["round"] for row in sync] == [1, 3, 5, 6]
+    assert [row["messages"] for row in sync] == [20, 60, 100, 120]
+    assert all(a["seconds"] < b["seconds"] for a, b in pairwise(sync))
+    assert {line["method"] for line in last["rows"]} == {row["method"] for row in rows}
+    assert all(line["error after 6 passes"] == line["error in the end"] for line in last["rows"])
+    page = Path(last["pages"][0]).read_text()
+    assert "The best of every scheme" in page
+    assert "All settings" in page
+
+
+CORES = ("gvi-1", "gvi-10")
+TRAINING = ("train_error", "train_nll")
 
 
 @pytest.mark.parametrize(

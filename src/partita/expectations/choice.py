@@ -38,27 +38,21 @@ def choose(model: AbstractModel, prior: Family, wanted: Expectation | None = Non
         if model.drawn or not few:
             return MonteCarlo()
         return ExpectedHessian() if model.smooth and vector else ExpectedSlope()
-    problem = None
-    if isinstance(wanted, ClosedForm) and not model.closed_form:
-        problem = "the model has no closed form"
-    elif isinstance(wanted, GaussHermite) and not (model.projected and gaussian and model.outputs == 1):
-        problem = "it needs one linear predictor per row and a Gaussian posterior"
-    elif isinstance(wanted, LocalReparameterisation) and model.layered and wanted.fixed:
-        problem = "networks draw afresh: say fixed=False"
-    elif isinstance(wanted, GaussNewton) and not model.layered:
-        problem = "it needs a network of dense layers"
-    elif isinstance(wanted, DrawnFisher) and not (model.drawn and prior.is_mean_field):
-        problem = "it needs a network and a mean-field posterior"
-    elif isinstance(wanted, Enumeration) and not is_enumerable(prior):
-        problem = f"it needs a posterior over at most {MOST_VALUES} values"
-    elif isinstance(wanted, ExpectedHessian) and not vector:
-        problem = f"it needs a Gaussian posterior over a vector of at most {MOST_CURVED} numbers"
-    elif isinstance(wanted, ExpectedSlope) and not few:
-        problem = f"it needs a Gaussian posterior over at most {MOST_CURVED} numbers"
-    elif isinstance(wanted, LocalReparameterisation) and not (
-        model.layered or (model.projected and gaussian and model.outputs > 1)
-    ):
-        problem = "it needs dense layers, or several linear predictors per row, and a mean-field posterior"
-    if problem:
-        raise InputError(f"expectation: {type(wanted).__name__} does not fit {type(model).__name__}: {problem}")
+    linear = model.projected and gaussian
+    dense = "it needs dense layers, or several linear predictors per row, and a mean-field posterior"
+    draws_afresh = not (model.layered and isinstance(wanted, LocalReparameterisation) and wanted.fixed)
+    needs: tuple[tuple[type[Expectation], bool, str], ...] = (
+        (ClosedForm, model.closed_form, "the model has no closed form"),
+        (GaussHermite, linear and model.outputs == 1, "it needs one linear predictor per row and a Gaussian posterior"),
+        (LocalReparameterisation, draws_afresh, "networks draw afresh: say fixed=False"),
+        (GaussNewton, model.layered, "it needs a network of dense layers"),
+        (DrawnFisher, model.drawn and prior.is_mean_field, "it needs a network and a mean-field posterior"),
+        (Enumeration, is_enumerable(prior), f"it needs a posterior over at most {MOST_VALUES} values"),
+        (ExpectedHessian, vector, f"it needs a Gaussian posterior over a vector of at most {MOST_CURVED} numbers"),
+        (ExpectedSlope, few, f"it needs a Gaussian posterior over at most {MOST_CURVED} numbers"),
+        (LocalReparameterisation, model.layered or (linear and model.outputs > 1), dense),
+    )
+    for kind, possible, words in needs:
+        if isinstance(wanted, kind) and not possible:
+            raise InputError(f"expectation: {type(wanted).__name__} does not fit {type(model).__name__}: {words}")
     return wanted

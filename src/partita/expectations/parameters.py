@@ -71,8 +71,7 @@ class ExpectedHessian(Expectation):
         self, model: AbstractModel, q: AbstractGaussian, shard: Shard, hyper: Hyper, key: Array
     ) -> tuple[Scalar, Family]:
         def value(theta: Array) -> Array:
-            rows = model.log_prob(theta, shard.data, hyper)
-            return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
+            return shard.total(model.log_prob(theta, shard.data, hyper))
 
         def slope(theta: Array) -> tuple[Array, tuple[Array, Array]]:
             found, gradient = jax.value_and_grad(value)(theta)
@@ -106,8 +105,7 @@ class ExpectedSlope(Expectation):
         whole = ravel(q.location)[1]
 
         def value(theta: Array) -> Array:
-            rows = model.log_prob(whole(theta), shard.data, hyper)
-            return jnp.sum(jnp.where(shard.weights > 0, shard.weights * rows, 0))
+            return shard.total(model.log_prob(whole(theta), shard.data, hyper))
 
         placed = _placed(q, self.points)
         values, slopes = _mapped(jax.value_and_grad(value), placed, shard.data)

@@ -21,7 +21,8 @@ class Presentation:
     """What is shown of rows: numbers of the table, charts, keys of JSON rows, pictures of a setting.
 
     With `reach`, the table counts messages until the test error is that small. Without `charts`, there are the paper's.
-    Pictures `over_seeds` are given the rows of all seeds, others those of the first.
+    Pictures `over_seeds` are given the rows of all seeds, others those of the first. `chosen` makes the first table
+    where one line for each method would be too many; these stand below it.
     """
 
     title: str
@@ -31,6 +32,7 @@ class Presentation:
     reach: float | None = None
     pictures: Callable[[list[Row]], Sequence[Picture]] = lambda rows: ()
     over_seeds: Callable[[list[Row]], Sequence[Picture]] = lambda rows: ()
+    chosen: Callable[[Sequence[Row]], list[Row]] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,24 @@ def choose_names(given: str | None, known: Sequence[str]) -> list[str] | None:
 def write_pages(experiment: Experiment, rows: Sequence[Row], folder: Path) -> tuple[list[Row], list[str]]:
     """Write a page for every setting; return the whole table, and where the pages are."""
     shown = experiment.presentation
-    table = summary(rows, shown.names, shown.reach)
+    whole = summary(rows, shown.names, shown.reach)
+    table = whole if shown.chosen is None else shown.chosen(rows)
     notes = {cell.method: cell.words for cell in experiment.cells if cell.words}
     pages = []
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        report = _report(shown, rows, setting, [line for line in table if line["setting"] == setting], notes)
+        here, below = ([line for line in lines if line["setting"] == setting] for lines in (table, whole))
+        report = _report(shown, rows, setting, here, below if shown.chosen else [], notes)
         pages.append(str(write_report(folder / f"{setting.replace(' ', '-')}.html", report)))
     return table, pages
 
 
 def _report(
-    shown: Presentation, rows: Sequence[Row], setting: str, table: Sequence[Row], notes: dict[str, str]
+    shown: Presentation,
+    rows: Sequence[Row],
+    setting: str,
+    table: Sequence[Row],
+    below: Sequence[Row],
+    notes: dict[str, str],
 ) -> Report:
     drawn = curves(rows, setting)
     return Report(
@@ -81,6 +90,7 @@ def _report(
         ],
         charts=CHARTS if shown.charts is None else [Chart(y, log=y in ("smse", "variance")) for y in shown.charts],
         notes=notes,
+        more={"All settings": below} if below else {},
         # A study without charts of its own has the axes of the paper's.
         against="seconds" if shown.charts is None else "round",
         log_axis=shown.charts is None,

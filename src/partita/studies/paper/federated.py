@@ -5,10 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 from typer import Option
 
-from partita.datasets import split
 from partita.families import Family
 from partita.fitting import events, evidence
 from partita.foundation.checks import check_one_of
@@ -22,12 +20,11 @@ from partita.studies.committee import split_prior
 from partita.studies.images import Images
 from partita.studies.options import Folder, Methods, Quick, Seeds, Sweep, Validate
 from partita.studies.pages import Experiment, Presentation, choose_names
+from partita.studies.paper import recipes
+from partita.studies.paper.recipes import SETTINGS, SITES, shards_of
 from partita.studies.runner import Cell
 from partita.studies.schemes import Scheme
 from partita.studies.speed import measure_network
-
-SITES = 10
-SETTINGS = ("iid", "non-iid")
 
 
 @dataclass(frozen=True)
@@ -129,11 +126,21 @@ def experiment(
     sweep: Sweep = False,
     validate: Validate = False,
     folder: Folder = None,
+    paper: Annotated[
+        bool, Option("--paper", help="The paper's own recipes and grids: local epochs of Adam, damping at the server.")
+    ] = False,
+    full: Annotated[bool, Option("--full", help="With --paper, finer grids and many more rounds: days.")] = False,
 ) -> Experiment:
     """The study that its options ask for."""
     if setting != "both":
         check_one_of("--", SETTINGS, setting=setting)
     scale = QUICK if quick else FULL
+    if paper:
+        plan = recipes.QUICK if quick else recipes.FULL if full else recipes.SHORT
+        plan = plan if rounds is None else dataclasses.replace(plan, rounds=rounds)
+        images = Images.load("digits" if quick else "mnist", folder, validate=validate)
+        chosen = SETTINGS if setting == "both" else (setting,)
+        return recipes.paper_experiment(images, chosen, method, seeds, plan, scale.reach)
     scale = scale if rounds is None else dataclasses.replace(scale, rounds=rounds)
     names = choose_names(method, [*methods("iid", scale), *(sweeps(scale) if sweep else {})])
     images = Images.load("digits" if quick else "mnist", folder, validate=validate)
@@ -177,15 +184,6 @@ def _cell(images: Images, name: str, scheme: Scheme, setting: str, seed: int, hi
 def _fingerprint(scheme: Scheme) -> str:
     """What tells schemes apart; it names them as it always did, so that cells finished earlier are found."""
     return repr(dataclasses.replace(scheme, words="")).replace("Scheme(", "Method(", 1)
-
-
-def shards_of(images: Images, setting: str, seed: int, pooled: bool) -> list[tuple[np.ndarray, ...]]:
-    """Ten sites, at random or with one class each; pooled data are sorted by class where the setting is non-iid."""
-    if pooled:
-        X, y = images.train
-        order = np.argsort(y, kind="stable") if setting == "non-iid" else np.arange(len(y))
-        return [(X[order], y[order])]
-    return list(split(images.train, SITES, "iid" if setting == "iid" else "whole-labels", seed=seed))
 
 
 def _rows(images: Images, scheme: Scheme, setting: str, seed: int, hidden: Sequence[int]) -> Iterator[Row]:
