@@ -12,8 +12,8 @@ from partita.studies.options import Say, Some
 
 # Each has a module here whose `draw` writes the picture to a file.
 PICTURES = (
-    "demo", "streaming", "methods", "banana", "robot_arm", "federated", "continual_steps", "federated_steps", "granularity",
-    "stochastic", "collapsed_bound",
+    "demo", "streaming", "methods", "banana", "robot_arm", "federated", "continual_steps", "federated_steps",
+    "granularity", "stochastic", "collapsed_bound",
 )  # fmt: skip
 
 
