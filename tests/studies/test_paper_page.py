@@ -14,6 +14,7 @@ from partita.cli import app
 from partita.errors import ConfigError, InputError
 from partita.studies.methods import find_method
 from partita.studies.paper import banana, federated, robot_arm, sngd
+from partita.studies.paper.recipes import SCHEMES
 from partita.studies.paper_page import PAGE, ROWS, anchor, check_cover, read_entries, write_paper_page
 from partita.studies.pictures.drawing import PICTURES
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PARTS, ENTRIES = read_entries(ROOT / ROWS)
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*\.?\d*(?:e-?\d+)?")
 METHODS = {
-    "federated": [*federated.methods("iid", federated.FULL), *federated.sweeps(federated.FULL)],
+    "federated": [*federated.methods("iid", federated.FULL), *federated.sweeps(federated.FULL), *SCHEMES],
     "sngd": [*sngd.METHODS],
     "banana": [*banana.METHODS, *banana.PAPER_WORDS],
     "robot-arm": [*robot_arm.METHODS, *robot_arm.PAPER_WORDS],
