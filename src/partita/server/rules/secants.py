@@ -77,11 +77,12 @@ class Secants:
 
     def init(self, setup: Setup) -> "SecantsState":
         if setup.prior is None:
-            return SecantsState(self, setup.sites, Diagonal(), np.inf, np.inf, np.inf)
+            return SecantsState(self, setup.sites, Diagonal(), np.inf, np.inf, np.inf, 0.0)
         chart = chart_of(setup.prior)
         parameters = chart.naturals(setup.prior, 1).shift.size
         first = chart.first if self.first is None else self.first
-        return SecantsState(self, setup.sites, chart, first * parameters, parameters / LEAP, parameters / LEAP)
+        at_first, by_leeway = parameters / LEAP, 0.25 * LEEWAY**2 * parameters
+        return SecantsState(self, setup.sites, chart, first * parameters, at_first, at_first, by_leeway)
 
 
 @dataclass
@@ -96,6 +97,8 @@ class SecantsState(RuleState):
     # How far the latest step went that was not taken back, where they do; and what stands for that before the first.
     gone: float
     gone_at_first: float
+    # How far precisions may move in a fold although nothing asks for it, in nats.
+    by_leeway: float
     said: dict[int, Said] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
     # A model for each site, or one of all together.
@@ -306,21 +309,24 @@ class SecantsState(RuleState):
         site alone loses much of what all have promised, again and again, it is not the steps that are too long.
         """
         judged = model.judge(said.place, said.value)
+        # Precisions move by leeway however far models are followed, and models are linear in them: then a loss says
+        # neither that ways are too long nor that a site lies.
+        blind = judged.length < judged.of_precisions <= self.by_leeway
         short, length = judged.short, max(judged.length + judged.of_precisions, TINY)
         most, part = max(judged.quadratic, promised / len(self.said)), 1 / len(self.said)
-        if short > FAILED * max(promised, judged.quadratic) + SLIGHT:
+        if short <= FAILED * max(promised, judged.quadratic) + SLIGHT:
+            self.losses.pop(site, None)
+        elif not blind:
             before = self.losses.get(site)
             self.losses[site] = Losses(length, short / length) if before is None else before.add(length, short / length)
             self.reach *= LESS if before is not None else 1.0
-        else:
-            self.losses.pop(site, None)
         if judged.length > max(SLIGHT, judged.of_precisions):
             self.bends[site] = Bend.of(judged)
         self.short[site] = short
         everybody = sum(self.short.get(other, 0.0) for other in self.said)
         if (short <= HELD * most + SLIGHT or everybody <= HELD * promised) and self.losses.keys().isdisjoint(self.said):
             self._follow_further(min(self.reach * FURTHER**part, max(self.reach, AHEAD * length)))
-        elif short > FAILED * most and everybody > FAILED * promised:
+        elif not blind and short > FAILED * most and everybody > FAILED * promised:
             self.reach = min(self.reach * LESS**part, max(length, self.reach * LESS))
 
     def _follow_further(self, reach: float) -> None:
