@@ -9,8 +9,10 @@ import partita as pt
 from partita.errors import InputError, MissingCapability
 from partita.families import Family, Gaussian, MeanField
 from partita.server.ledger import Ledger
+from partita.server.rules.base import Setup
 from partita.server.rules.charts import Diagonal, Whole
 from partita.server.rules.quadratics import Model, highest
+from partita.server.rules.secants import Secants
 from partita.wire.tasks import Update
 
 FEATURES = 6
@@ -250,3 +252,20 @@ def test_a_whole_model_falls_short_by_what_a_site_has_lost():
     model = chart.model(0, said.around)
     value = 1.0 + float(second.expected_log(message)) - float(first.expected_log(message))
     assert model.judge(chart.place(second), value - 0.5).short == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("gone", "counts"), [(0.0, False), (0.05, True)])
+def test_losses_count_where_locations_were_led(gone, counts):
+    """Precisions also move because factors become what sites say: what a value loses then is no sign of a lie."""
+    size = 20
+    prior = MeanField(np.zeros(size), np.ones(size))
+    state = Secants().init(Setup(sites=3, prior=prior))
+    place, reach = state.chart.place(prior), state.reach
+    before, now = (
+        state.chart.hear(where, value, np.zeros(size), np.ones(size))
+        for where, value in ((place, 0.0), (place + np.repeat([gone, 0.004], size), -0.1))
+    )
+    state.said = dict.fromkeys(range(3), now)
+    state._judge(0, state.chart.model(10, before.around), now, promised=1e-4)
+    assert (0 in state.losses) == counts
+    assert (state.reach < reach) == counts
