@@ -350,6 +350,58 @@ def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(fede
     assert distance(ours.result().posterior, in_process(60, SHARDS[:2]).posterior) < 1e-3
 
 
+RECORDING = """
+import sys
+from pathlib import Path
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from partita.site.process import run_site
+
+def record(name, call):
+    def recorded(self, request):
+        with open(sys.argv[2], "a") as stream:
+            stream.write(f"{name} {request.SerializeToString().hex()}\\n")
+        return call(self, request)
+    return recorded
+
+for name, call in list(vars(FleetHttpClient).items()):
+    if name[0].isupper():
+        setattr(FleetHttpClient, name, record(name, call))
+run_site(Path(sys.argv[1]), print, accepts=True)
+"""
+
+
+def test_the_audit_log_has_every_byte_that_a_recorder_saw_leaving(federation, tmp_path):
+    """Whatever a site calls of Flower's is recorded: answers are those of its log, and the rest is small."""
+    from flwr.app import ConfigRecord
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
+
+    ours, seen = federation(4), tmp_path / "seen"
+    ours.start_sites("b", "c")
+    ours.start("site-a", ours.site_folder("a"), seen, command=[sys.executable, "-c", RECORDING])
+    serve = ours.start("serve", "serve", ours.folder)
+    assert serve.wait(240) == 0, ours.log("serve")
+    calls = [line.split() for line in seen.read_text().splitlines()]
+    pushed = [PushObjectRequest.FromString(bytes.fromhex(data)) for name, data in calls if name == "PushObject"]
+    left = []
+    for content in (one.object_content for one in pushed):
+        if get_object_type_from_object_content(content) != "ConfigRecord":
+            assert len(content) < 2000
+            continue
+        ((name, value),) = dict(ConfigRecord.inflate(content)).items()
+        assert name in ("payload", "error")
+        left.append(value if name == "payload" else value.encode())
+        assert len(content) - len(left[-1]) < 200
+    assert all(len(data) < 2 * 4000 for name, data in calls if name != "PushObject")
+    told = ours.command("site", "audit", ours.site_folder("a"), "--json")
+    *lines, summary = map(json.loads, told.splitlines())
+    assert [row["digest"] for row in lines] == [hashlib.sha256(one).hexdigest() for one in left]
+    assert [row["size"] for row in lines] == [len(one) for one in left]
+    assert summary["sent"]["refine"]["answers"] == 4
+    assert summary["problems"] == []
+    assert sum(one["bytes"] for one in summary["sent"].values()) == ours.site("a")["bytes_up"]
+
+
 BROKEN = """
 import sys
 from pathlib import Path

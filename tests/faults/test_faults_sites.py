@@ -33,7 +33,7 @@ from partita.site.process import log_answers
 from partita.site.settings import read_site
 from partita.wire.codec import encode_question
 from partita.wire.messages import encode_task
-from partita.wire.questions import RECORD, Evaluate
+from partita.wire.questions import FOREIGN, RECORD, Evaluate
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -350,7 +350,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
 
     def answer(kind, record):
         asked.append((kind, record))
-        return {"payload": b"yes"}
+        return {"error": "nothing else"} if kind == FOREIGN else {"payload": b"yes"}
 
     def reply(kind, records):
         about = Metadata(
@@ -362,10 +362,11 @@ def test_18_a_site_answers_questions_and_runs_nothing():
 
     ours = {RECORD: ConfigRecord({"payload": b"x"})}
     assert reply("query.about", ours) == {"payload": b"yes"}
-    assert asked == [("about", {"payload": b"x"})]
+    assert asked == [("about", {"payload": b"x", "run": "1"})]
     for kind, records in (("train", ours), ("query", ours), ("query.steal", ours), ("query.about", {})):
-        assert "nothing else" in reply(kind, records)["error"]
-    assert len(asked) == 1
+        assert reply(kind, records) == {"error": "nothing else"}
+    # Nothing of such a message is handed on; and nothing is sent that did not come from there.
+    assert asked[1:] == [(FOREIGN, {})] * 4
 
 
 # 19: the server asks beyond the accepted recipe.

@@ -1,5 +1,6 @@
 """What the person of a site has accepted: one recipe, with its columns; and how often it was used. Kept at the site."""
 
+import hashlib
 import json
 import uuid
 from pathlib import Path
@@ -116,6 +117,11 @@ def pinned(text: str) -> Pinned:
         return found
     except ValueError:
         raise MalformedMessage("recipe: cannot be read") from None
+
+
+def digest_recipe(recipe: Pinned) -> str:
+    """What tells one recipe from another."""
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
 def _write(path: Path, row: dict[str, Any]) -> None:

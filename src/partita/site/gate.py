@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,21 @@ import jax
 import numpy as np
 
 from partita._version import __version__
-from partita.errors import EngineError, InputError, MalformedMessage, PolicyRefusal
+from partita.errors import EngineError, InputError, MalformedMessage, PolicyRefusal, StorageError
 from partita.families import Family
 from partita.foundation.csv_files import read_columns
 from partita.foundation.text import MOST_REASON, clean
 from partita.models import prior_of
 from partita.models.base import prior_shapes
 from partita.shards import padded_together
-from partita.site.consent import Consent
+from partita.site.audit import REFUSED, AuditLog, Reply
+from partita.site.consent import Consent, digest_recipe, pinned
 from partita.site.settings import SITE, SiteSettings, read_site
 from partita.site.worker import Worker, load_shard
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer
+from partita.wire.questions import FOREIGN, QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer
 from partita.wire.recipe import Columns, Recipe
 
 # All that a server hears of what is wrong with a site's data or settings, or against its policy.
@@ -39,7 +41,7 @@ class Site:
 
     def __init__(self, folder: Path, accepts: bool = False):
         self.folder, self._accepts = folder, accepts
-        self._consent = Consent(folder)
+        self._consent, self._audit = Consent(folder), AuditLog(folder / "run")
         self._known: tuple[Any, ...] = ()
         self._worker: Worker | None = None
         self._like: Family | None = None
@@ -47,15 +49,33 @@ class Site:
         self.problem = ""
 
     def answer(self, kind: str, request: dict[str, Any]) -> dict[str, Any]:
-        """The payload that was asked for; or what is wrong, as far as it is the server's business."""
+        """The payload that was asked for; or what is wrong, as far as it is the server's business.
+
+        This is all that leaves, and there is a line about it in the audit log by then.
+        """
+        about = Reply(kind, _digest_of(request), str(request.get("run", "")))
+        reply: dict[str, Any]
         try:
-            return {"payload": self._answer(kind, request)}
+            payload, version = self._answer(kind, request)
+            reply, note = {"payload": payload}, replace(about, content=payload, version=version)
         except Exception as error:
             # It may quote what the server sent.
             self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
-            return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
+            words = self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT
+            reply = {"error": words}
+            note = replace(about, outcome=REFUSED, content=words.encode(), why=type(error).__name__)
+        try:
+            self._audit.note(note)
+        except StorageError as error:
+            # Words that are always the same are all that leaves without a line.
+            self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
+            return {"error": CANNOT}
+        return reply
 
-    def _answer(self, kind: str, request: dict[str, Any]) -> bytes:
+    def _answer(self, kind: str, request: dict[str, Any]) -> tuple[bytes, int | None]:
+        """What leaves; and the version of the posterior that a task is about."""
+        if kind == FOREIGN:
+            raise EngineError("this site answers Partita's server, and nothing else")
         # Before anything of it is read: reading a question can be work.
         if kind in QUESTIONS and kind not in ANSWERED:
             raise PolicyRefusal(f"the server asks for {clean(kind)!r}, which this site's policy does not allow")
@@ -70,12 +90,12 @@ class Site:
         self._consent.count(kind, read_site(self.folder).policy)
         if kind != "refine":
             question = decode_question(kind, payload, like)
-            return encode_answer(type(question), ANSWERED[kind](worker, number, question))
+            return encode_answer(type(question), ANSWERED[kind](worker, number, question)), None
         task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
         (update,) = worker.refine([task])
-        return encode_update(update, "float16" if request.get("compression") == "float16" else "none")
+        return encode_update(update, "float16" if request.get("compression") == "float16" else "none"), task.version
 
     def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family]:
         settings = read_site(self.folder)
@@ -99,6 +119,14 @@ class Site:
             self._known = known
         assert self._like is not None
         return self._worker, self._like
+
+
+def _digest_of(request: dict[str, Any]) -> str:
+    """Of the recipe that a message carries; nothing, if there is none that can be read."""
+    try:
+        return digest_recipe(pinned(str(request["recipe"])))
+    except (KeyError, MalformedMessage):
+        return ""
 
 
 def _count_rows(worker: Worker, number: int, question: Any) -> Answer:
