@@ -266,7 +266,7 @@ def test_a_person_is_shown_what_left_and_what_was_refused(recipe, folder):
     assert shown.exit_code == 0, shown.output
     size = read(folder / "run")[1][1]["size"]
     assert f"left: refine: 2 answers, {2 * size:,} bytes" in shown.output
-    assert "refused: levels: 1 times: PolicyRefusal" in shown.output
+    assert "refused: levels: 1 times: answers" in shown.output
     assert "every line follows from the one before" in shown.output
     *lines, summary = map(json.loads, runner.invoke(app, ["site", "audit", str(folder), "--json"]).output.splitlines())
     assert [row["kind"] for row in lines] == ["about", "refine", "refine", "levels"]

@@ -88,7 +88,7 @@ def _echo_at_once(line: str) -> None:
 def accept(
     folder: SiteFolder, yes: Annotated[bool, typer.Option("--yes", help="Accept without being asked.")] = False
 ) -> None:
-    """Look at what a server proposes to a site, and accept it: the same as `partita site approve`.
+    """Look at what a server proposes to a site, and approve it: the same as `partita site approve`.
 
     DIR is the site's own folder.
     """

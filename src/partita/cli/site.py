@@ -40,7 +40,7 @@ def site() -> None:
 def run(
     folder: SiteFolder,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Accept what the server proposes first, if nothing has been accepted.")
+        bool, typer.Option("--accept", help="Approve what the server proposes first, if nothing has been approved.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -56,21 +56,24 @@ def run(
 
 @site_commands.command()
 def approve(
-    folder: SiteFolder, yes: Annotated[bool, typer.Option("--yes", help="Approve without being asked.")] = False
+    folder: SiteFolder,
+    yes: Annotated[bool, typer.Option("--yes", help="Approve without being asked.")] = False,
+    digest: Annotated[str, typer.Option(help="Approve this recipe only: its digest, or how that begins.")] = "",
 ) -> None:
     """Look at what a server proposes to a site, and approve it; the site answers that and nothing else.
 
     DIR is the site's own folder.
     """
-    from partita.site.consent import Consent, describe_proposal, read_proposal
+    from partita.site.approval import describe_proposal, read_proposal
+    from partita.site.consent import Consent
 
-    proposed = read_proposal(folder)
-    for line in describe_proposal(proposed):
+    proposed = read_proposal(folder, digest)
+    for line in describe_proposal(folder, proposed):
         typer.echo(line)
     if not yes and not typer.confirm("Shall this site answer that?"):
         raise typer.Exit(1)
     Consent(folder).accept(proposed)
-    typer.echo("accepted; the server asks again by itself, at first after some seconds, later every few minutes")
+    typer.echo("approved; the server asks again by itself, at first after some seconds, later every few minutes")
 
 
 @site_commands.command()
