@@ -402,6 +402,32 @@ def test_the_audit_log_has_every_byte_that_a_recorder_saw_leaving(federation, tm
     assert sum(one["bytes"] for one in summary["sent"].values()) == ours.site("a")["bytes_up"]
 
 
+def test_what_a_policy_refuses_is_said_at_the_server_and_the_others_go_on(federation):
+    """One site has too few rows for its policy, and one never tells its log likelihood: the evidence is unknown."""
+    ours = federation(3, minimum=2, gather=1.0)
+    for site, old, new in (
+        ("b", 'answers = ["about", "refine", "evaluate"]', 'answers = ["about", "refine"]'),
+        ("c", "fewest_rows = 10", "fewest_rows = 10000"),
+    ):
+        file = ours.site_folder(site) / "site.toml"
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    ours.start_sites()
+    assert ours.start("serve", "serve", ours.folder).wait(240) == 0, ours.log("serve")
+    shown = ours.command("status", ours.folder)
+    assert "its policy refuses this (fewest_rows): the table has fewer rows than the policy asks for" in shown
+    assert "its policy refuses this (answers): answers to 'evaluate' may not leave this site" in shown
+    assert "change answers in [policy]" not in shown
+    assert "change answers in [policy]" in ours.log("site-b")
+    assert ours.site("c")["updates"] == 0
+    result = ours.result()
+    assert np.isnan(result.log_evidence)
+    assert [any(np.any(array) for array in vars(factor).values()) for factor in result.factors] == [True, True, False]
+    told = ours.command("site", "audit", ours.site_folder("c"))
+    assert "left: " not in told
+    assert "refused: about: " in told
+
+
 BROKEN = """
 import sys
 from pathlib import Path

@@ -132,6 +132,12 @@ print("left")
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
     summary, rows = read(folder / "run")
     assert (summary.lines, rows[1]["digest"], summary.problems) == (2, digest(b"abc"), [])
+    # However often that happens, the log goes on.
+    for _ in range(4):
+        assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120).returncode < 0
+    assert "payload" in ask(Site(folder), recipe, "about")
+    summary, _ = read(folder / "run")
+    assert summary.problems == []
 
 
 def test_where_no_line_can_be_written_nothing_leaves(recipe, folder, monkeypatch):
@@ -139,14 +145,21 @@ def test_where_no_line_can_be_written_nothing_leaves(recipe, folder, monkeypatch
     assert "payload" in ask(site, recipe, "about")
     before = (folder / "run" / LOG).read_bytes()
 
-    def full(handle, content):
-        os.pwrite(handle, content[:10], 0)
+    def cut_short(handle, content, write=os.write):
+        write(handle, content[:10])
+        raise OSError(28, "No space left on device")
+
+    def full(path, content, durable):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(audit.os, "write", full)
+        patch.setattr(audit.os, "write", cut_short)
         assert ask(site, recipe, "refine") == {"error": CANNOT}
     assert "audit.jsonl: No space left" in site.problem
+    assert (folder / "run" / LOG).read_bytes() == before
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "replace_file", full)
+        assert ask(site, recipe, "refine") == {"error": CANNOT}
     assert (folder / "run" / LOG).read_bytes() == before
     assert "payload" in ask(site, recipe, "refine")
     assert read(folder / "run")[0].problems == []
@@ -265,8 +278,8 @@ def test_a_person_is_shown_what_left_and_what_was_refused(recipe, folder):
     shown = runner.invoke(app, ["site", "audit", str(folder)])
     assert shown.exit_code == 0, shown.output
     size = read(folder / "run")[1][1]["size"]
-    assert f"left: refine: 2 answers, {2 * size:,} bytes" in shown.output
-    assert "refused: levels: 1 times: answers" in shown.output
+    assert f"left: refine: answers: 2, bytes: {2 * size:,}" in shown.output
+    assert "refused: levels: 1, because of: answers" in shown.output
     assert "every line follows from the one before" in shown.output
     *lines, summary = map(json.loads, runner.invoke(app, ["site", "audit", str(folder), "--json"]).output.splitlines())
     assert [row["kind"] for row in lines] == ["about", "refine", "refine", "levels"]

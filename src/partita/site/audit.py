@@ -107,12 +107,15 @@ class AuditLog:
         last = complete.split(b"\n")[-LATE - 1 :] if ended else []
         lines, digest = (_read_line(last[-1])["line"], _digest(last[-1])) if last else (0, NOTHING)
         digests = {lines - i: _digest(line) for i, line in enumerate(reversed(last))}
-        problem = find_missing(lines, self._read_tip(), digests)
-        if problem:
+        tip = self._read_tip()
+        if problem := find_missing(lines, tip, digests):
             raise CorruptStorage(
                 f"{self._path}: {problem}: nothing is answered. Find out why, with partita site audit; to begin a new "
                 f"log, move {LOG} and {HEAD} elsewhere, and keep them"
             )
+        if lines and (tip is None or tip["lines"] < lines):
+            # A kill came between. It is mended before anything else, or such kills would add up.
+            self._note_tip(lines, digest)
         new = b""
         if torn:
             # What it was to tell of has not left: a line is on disk before that.
@@ -125,9 +128,12 @@ class AuditLog:
             while written < len(new):
                 written += os.write(handle, new[written:])
             os.fsync(handle)
+            self._note_tip(lines, digest)
         except OSError:
             os.ftruncate(handle, end)
             raise
+
+    def _note_tip(self, lines: int, digest: str) -> None:
         replace_file(self._head, json.dumps({"lines": lines, "digest": digest}).encode(), durable=True)
 
     def _read_tip(self) -> Row | None:
@@ -277,7 +283,7 @@ def describe_line(row: Row) -> Row:
         "time": _show_time(row["time"]),
         "asked": clean(row["kind"]),
         "outcome": row["outcome"] + (f": {clean(row['why'])}" if row["why"] else ""),
-        "bytes": row["size"],
+        "size": row["size"],
         "digest": clean(row["digest"][:12]),
         "recipe": clean(row["recipe"][:12]),
         "version": row["version"],
@@ -289,19 +295,20 @@ def describe_summary(found: Summary) -> list[str]:
     if not found.lines and not found.problems:
         return ["nothing has left this site yet"]
     span = "" if found.first is None else f", {_show_time(found.first)} to {_show_time(found.last)}"
-    lines = [f"{found.lines} lines{span}"]
+    lines = [f"lines: {found.lines}{span}"]
     lines += [
-        f"left: {clean(kind)}: {count} answers, {found.sent_bytes[kind]:,} bytes"
+        f"left: {clean(kind)}: answers: {count}, bytes: {found.sent_bytes[kind]:,}"
         for kind, count in sorted(found.sent.items())
     ]
     lines += [
-        f"refused: {clean(kind)}: {count} times: {clean(why)}" for (kind, why), count in sorted(found.refused.items())
+        f"refused: {clean(kind)}: {count}, because of: {clean(why)}"
+        for (kind, why), count in sorted(found.refused.items())
     ]
     if found.refused:
-        lines.append(f"words that left in place of answers: {found.refused_bytes:,} bytes")
+        lines.append(f"bytes of words that left in place of answers: {found.refused_bytes:,}")
     if found.torn or found.torn_bytes:
         times = found.torn + (found.torn_bytes > 0)
-        lines.append(f"cut off by a kill or a crash: {times} lines, of what had not left yet")
+        lines.append(f"lines cut off by a kill or a crash, of what had not left yet: {times}")
     lines += [f"PROBLEM: {clean(problem, MOST_REASON)}" for problem in found.problems]
     if not found.problems:
         lines.append("every line follows from the one before")
