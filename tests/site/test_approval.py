@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import pickle
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from partita.cli import app
-from partita.errors import InputError
+from partita.errors import InputError, PolicyRefusal
 from partita.federation.folders import read_server
 from partita.federation.new import federation_file_text
 from partita.site.consent import Consent
@@ -155,3 +156,15 @@ def test_a_recipe_that_cannot_be_built_is_shown_as_such(server, folder):
     shown = approve(folder, "--yes")
     assert "cannot be built here, and would be refused: [model] " in shown.output
     assert "your policy was not asked" in shown.output
+
+
+def test_what_python_takes_for_equal_is_another_recipe(folder):
+    consent = Consent(folder)
+    consent.check('{"model": {"prior_scale": 1}}', accepts=True)
+    consent.check('{"model": {"prior_scale": 1}, "rounds": 3}')
+    for other in ("1.0", "true"):
+        with pytest.raises(PolicyRefusal, match="it differs in model") as refusal:
+            consent.check(f'{{"model": {{"prior_scale": {other}}}}}')
+        assert refusal.value.key == "approval"
+        again = pickle.loads(pickle.dumps(refusal.value))
+        assert (str(again), again.key) == (str(refusal.value), "approval")

@@ -1,5 +1,6 @@
 """The audit log of a site: what left, in a chain of lines that are on disk before it leaves."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -217,6 +218,31 @@ def test_whatever_is_changed_or_removed_is_noticed(data, tmp_path_factory):
         row = {**json.loads(lines[i]), "size": 7}
         path.write_bytes(b"".join([*lines[:i], json.dumps(row).encode() + b"\n", *lines[i + 1 :]]))
     assert read(run)[0].problems
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    log=st.binary(max_size=300)
+    | st.builds(
+        lambda row: json.dumps(row).encode() + b"\n",
+        st.dictionaries(
+            st.sampled_from(
+                ["line", "time", "kind", "outcome", "size", "digest", "recipe", "run", "version", "why", "before"]
+            ),
+            st.none() | st.integers() | st.floats() | st.text(max_size=70) | st.just("sent"),
+        ),
+    ),
+    head=st.none() | st.binary(max_size=60),
+)
+def test_whatever_is_in_the_files_is_told_and_not_crashed_by(log, head, tmp_path_factory):
+    run = tmp_path_factory.mktemp("run")
+    (run / LOG).write_bytes(log)
+    if head is not None:
+        (run / HEAD).write_bytes(head)
+    summary, _ = read(run)
+    assert all(line.isprintable() for line in audit.describe_summary(summary))
+    with contextlib.suppress(StorageError):
+        AuditLog(run).note(Reply("about"))
 
 
 def test_a_log_whose_end_was_taken_away_is_not_gone_on_with(recipe, folder):

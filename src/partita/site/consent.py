@@ -62,9 +62,9 @@ class Consent:
             raise
         if accepted is None and accepts:
             self.accept(asked)
-        elif accepted != asked:
+        elif accepted is None or digest_recipe(accepted) != digest_recipe(asked):
             _write(self._proposed, {"recipe": asked})
-            differ = [name for name in PINNED if (accepted or {}).get(name) != asked.get(name)]
+            differ = [name for name in PINNED if _text_of(accepted or {}, name) != _text_of(asked, name)]
             what = (
                 "nothing has been approved here yet"
                 if accepted is None
@@ -103,6 +103,11 @@ def pinned(text: str) -> Pinned:
         return found
     except ValueError:
         raise MalformedMessage("recipe: cannot be read") from None
+
+
+def _text_of(recipe: Pinned, name: str) -> str:
+    """A section as it is written: 1 is not true, though Python says that they are equal."""
+    return json.dumps(recipe.get(name), sort_keys=True)
 
 
 def digest_recipe(recipe: Pinned) -> str:
