@@ -277,9 +277,14 @@ def test_17_18_32_strangers_get_nothing_and_sites_run_nothing(federation, tmp_pa
     ours.until(out.exists, 120)
     first, second = json.loads(out.read_text())
     assert sorted([first, second], key=str) == [
+        {"error": "EngineError: this site answers Partita's server, and nothing else"},
         {"error": "MalformedMessage: about: cannot be read: KeyError('site')"},
-        {"error": "this site answers Partita's server, and nothing else"},
     ]
+    # Both have a line in the site's log of what left.
+    *lines, _ = map(json.loads, ours.command("site", "audit", ours.site_folder("a"), "--json").splitlines())
+    told = {hashlib.sha256(one["error"].encode()).hexdigest() for one in (first, second)}
+    assert told <= {row["digest"] for row in lines if row["outcome"] == "refused"}
+    assert "foreign" in {row["kind"] for row in lines}
 
 
 def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
