@@ -16,7 +16,7 @@ PartitaError
 │   ├── StaleUpdate              it answers a task that is too old
 │   └── MalformedUpdate          wrong shape, dtype, model or not finite
 ├── MalformedMessage             bytes that are no message, or not the expected one
-├── PolicyRefusal                what a site's own policy does not allow; said at the site alone
+├── PolicyRefusal                what a site's own policy does not allow; its key is told to the server
 ├── EngineError                  what carries messages does not work as it should
 │   └── Stalled                  nobody has answered for longer than was allowed
 └── StorageError                 a run directory or a saved result
@@ -134,7 +134,20 @@ class MalformedMessage(PartitaError):
 
 
 class PolicyRefusal(PartitaError):
-    """A server has asked what a site's policy does not allow; its words are for the site's own log."""
+    """A server has asked what a site does not allow.
+
+    Args:
+        key: what of the site's policy forbids it; `approval`, where its person has not approved it.
+        told: why, in words that quote no data: all that the server hears.
+        advice: what can be done about it, for the site alone.
+    """
+
+    def __init__(self, key: str, told: str, advice: str = ""):
+        self.key, self.told, self.advice = key, told, advice
+        super().__init__(f"{told}: {advice}" if advice else told)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.key, self.told, self.advice)
 
 
 class EngineError(PartitaError):

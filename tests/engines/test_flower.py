@@ -277,9 +277,14 @@ def test_17_18_32_strangers_get_nothing_and_sites_run_nothing(federation, tmp_pa
     ours.until(out.exists, 120)
     first, second = json.loads(out.read_text())
     assert sorted([first, second], key=str) == [
+        {"error": "EngineError: this site answers Partita's server, and nothing else"},
         {"error": "MalformedMessage: about: cannot be read: KeyError('site')"},
-        {"error": "this site answers Partita's server, and nothing else"},
     ]
+    # Both have a line in the site's log of what left.
+    *lines, _ = map(json.loads, ours.command("site", "audit", ours.site_folder("a"), "--json").splitlines())
+    told = {hashlib.sha256(one["error"].encode()).hexdigest() for one in (first, second)}
+    assert told <= {row["digest"] for row in lines if row["outcome"] == "refused"}
+    assert "foreign" in {row["kind"] for row in lines}
 
 
 def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
@@ -348,6 +353,84 @@ def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(fede
     assert ours.started["serve"].wait(300) == 0
     assert "retired" in ours.command("status", ours.folder)
     assert distance(ours.result().posterior, in_process(60, SHARDS[:2]).posterior) < 1e-3
+
+
+RECORDING = """
+import sys
+from pathlib import Path
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from partita.site.process import run_site
+
+def record(name, call):
+    def recorded(self, request):
+        with open(sys.argv[2], "a") as stream:
+            stream.write(f"{name} {request.SerializeToString().hex()}\\n")
+        return call(self, request)
+    return recorded
+
+for name, call in list(vars(FleetHttpClient).items()):
+    if name[0].isupper():
+        setattr(FleetHttpClient, name, record(name, call))
+run_site(Path(sys.argv[1]), print, accepts=True)
+"""
+
+
+def test_the_audit_log_has_every_byte_that_a_recorder_saw_leaving(federation, tmp_path):
+    """Whatever a site calls of Flower's is recorded: answers are those of its log, and the rest is small."""
+    from flwr.app import ConfigRecord
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from flwr.supercore.inflatable.inflatable_object import get_object_type_from_object_content
+
+    ours, seen = federation(4), tmp_path / "seen"
+    ours.start_sites("b", "c")
+    ours.start("site-a", ours.site_folder("a"), seen, command=[sys.executable, "-c", RECORDING])
+    serve = ours.start("serve", "serve", ours.folder)
+    assert serve.wait(240) == 0, ours.log("serve")
+    calls = [line.split() for line in seen.read_text().splitlines()]
+    pushed = [PushObjectRequest.FromString(bytes.fromhex(data)) for name, data in calls if name == "PushObject"]
+    left = []
+    for content in (one.object_content for one in pushed):
+        if get_object_type_from_object_content(content) != "ConfigRecord":
+            assert len(content) < 2000
+            continue
+        ((name, value),) = dict(ConfigRecord.inflate(content)).items()
+        assert name in ("payload", "error")
+        left.append(value if name == "payload" else value.encode())
+        assert len(content) - len(left[-1]) < 200
+    assert all(len(data) < 2 * 4000 for name, data in calls if name != "PushObject")
+    told = ours.command("site", "audit", ours.site_folder("a"), "--json")
+    *lines, summary = map(json.loads, told.splitlines())
+    assert [row["digest"] for row in lines] == [hashlib.sha256(one).hexdigest() for one in left]
+    assert [row["size"] for row in lines] == [len(one) for one in left]
+    assert summary["sent"]["refine"]["answers"] == 4
+    assert summary["problems"] == []
+    assert sum(one["bytes"] for one in summary["sent"].values()) == ours.site("a")["bytes_up"]
+
+
+def test_what_a_policy_refuses_is_said_at_the_server_and_the_others_go_on(federation):
+    """One site has too few rows for its policy, and one never tells its log likelihood: the evidence is unknown."""
+    ours = federation(3, minimum=2, gather=1.0)
+    for site, old, new in (
+        ("b", 'answers = ["about", "refine", "evaluate"]', 'answers = ["about", "refine"]'),
+        ("c", "fewest_rows = 10", "fewest_rows = 10000"),
+    ):
+        file = ours.site_folder(site) / "site.toml"
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    ours.start_sites()
+    assert ours.start("serve", "serve", ours.folder).wait(240) == 0, ours.log("serve")
+    shown = ours.command("status", ours.folder)
+    assert "its policy refuses this (fewest_rows): the table has fewer rows than the policy asks for" in shown
+    assert "its policy refuses this (answers): answers to 'evaluate' may not leave this site" in shown
+    assert "change answers in [policy]" not in shown
+    assert "change answers in [policy]" in ours.log("site-b")
+    assert ours.site("c")["updates"] == 0
+    result = ours.result()
+    assert np.isnan(result.log_evidence)
+    assert [any(np.any(array) for array in vars(factor).values()) for factor in result.factors] == [True, True, False]
+    told = ours.command("site", "audit", ours.site_folder("c"))
+    assert "left: " not in told
+    assert "refused: about: " in told
 
 
 BROKEN = """

@@ -443,7 +443,11 @@ def of_federation(folder):
 
 SITE = {
     "name": "north", "server": "127.0.0.1:9092", "data": "data.csv", "certificate": "ca.crt", "key": "site.key",
-    "policy": {"fewest_rows": 10, "most_parameters": 100, "most_tasks": 10, "most_questions": 5},
+    "policy": {
+        "columns": ["mine", "b"], "models": ["logistic-regression"], "answers": ["about", "refine"],
+        "compression": False, "fewest_rows": 10, "fewest_per_cell": 3, "most_parameters": 100,
+        "most_parameters_per_row": 0.5, "most_tasks": 10, "most_questions": 5,
+    },
     "columns": {"a": "mine"},
 }  # fmt: skip
 

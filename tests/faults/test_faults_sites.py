@@ -28,12 +28,12 @@ from partita.models import prior_of
 from partita.server.ledger import Ledger
 from partita.server.rules import FreeEnergy, Proposal, Setup, as_damping
 from partita.site.consent import Consent
-from partita.site.gate import CANNOT, Site
+from partita.site.gate import Site
 from partita.site.process import log_answers
 from partita.site.settings import read_site
 from partita.wire.codec import encode_question
 from partita.wire.messages import encode_task
-from partita.wire.questions import RECORD, Evaluate
+from partita.wire.questions import FOREIGN, RECORD, Evaluate
 
 PORT = 40_000  # of the inner door; nothing listens in these tests
 GENERATOR = np.random.default_rng(0)
@@ -350,7 +350,7 @@ def test_18_a_site_answers_questions_and_runs_nothing():
 
     def answer(kind, record):
         asked.append((kind, record))
-        return {"payload": b"yes"}
+        return {"error": "nothing else"} if kind == FOREIGN else {"payload": b"yes"}
 
     def reply(kind, records):
         about = Metadata(
@@ -362,10 +362,11 @@ def test_18_a_site_answers_questions_and_runs_nothing():
 
     ours = {RECORD: ConfigRecord({"payload": b"x"})}
     assert reply("query.about", ours) == {"payload": b"yes"}
-    assert asked == [("about", {"payload": b"x"})]
+    assert asked == [("about", {"payload": b"x", "run": "1"})]
     for kind, records in (("train", ours), ("query", ours), ("query.steal", ours), ("query.about", {})):
-        assert "nothing else" in reply(kind, records)["error"]
-    assert len(asked) == 1
+        assert reply(kind, records) == {"error": "nothing else"}
+    # Nothing of such a message is handed on; and nothing is sent that did not come from there.
+    assert asked[1:] == [(FOREIGN, {})] * 4
 
 
 # 19: the server asks beyond the accepted recipe.
@@ -392,8 +393,12 @@ def test_19_another_column_model_or_solver_is_refused_at_the_site_and_logged_the
         other = read_server(server.path).recipe
         (server.path / "federation.toml").write_text(text)
         for kind in ("about", "refine", "evaluate"):
-            assert answer(kind, question(other, kind)) == {"error": CANNOT}
+            told = answer(kind, question(other, kind))["error"]
+            assert told.startswith("its policy refuses this (approval): the server asks under another recipe")
             assert site.problem.startswith("PolicyRefusal: the server asks under another recipe")
+            # Where the site's folder is stays there.
+            assert str(folder) in site.problem
+            assert str(folder) not in told
         # Somebody has to look at it.
         assert Consent(folder).proposed != Consent(folder).accepted
     assert (folder / "run" / "accepted.json").read_text() == before
@@ -423,12 +428,13 @@ def test_19_questions_and_tasks_are_counted_for_as_long_as_a_recipe_is_accepted(
     for kind, key in (("evaluate", "most_questions"), ("refine", "most_tasks")):
         # A site that is started again remembers; so does one that is asked for a new run.
         for one in (site, Site(folder)):
-            assert one.answer(kind, question(recipe, kind)) == {"error": CANNOT}
+            told = one.answer(kind, question(recipe, kind))["error"]
+            assert told.startswith(f"its policy refuses this ({key}): the server has asked")
             assert f"raise {key}" in one.problem
     assert "payload" in site.answer("about", question(recipe, "about"))
     change(folder / "site.toml", "most_questions = 3", "most_questions = 4")
     assert "payload" in site.answer("evaluate", question(recipe))
-    assert site.answer("evaluate", question(recipe)) == {"error": CANNOT}
+    assert "(most_questions)" in site.answer("evaluate", question(recipe))["error"]
     Consent(folder).accept(Consent(folder).accepted)
     assert "payload" in site.answer("evaluate", question(recipe))
 
@@ -438,11 +444,12 @@ def test_19_nothing_is_answered_before_a_person_has_accepted_it(server, folder):
     nothing = runner.invoke(commands, ["accept", str(folder)])
     assert isinstance(nothing.exception, InputError)
     assert "no server has proposed anything" in str(nothing.exception)
-    assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
-    assert "nothing has been accepted here yet" in site.problem
+    nothing_yet = {"error": "its policy refuses this (approval): nothing has been approved here yet"}
+    assert site.answer("about", question(server.recipe, "about")) == nothing_yet
+    assert site.problem.startswith("PolicyRefusal: nothing has been approved here yet: to look at")
     shown = runner.invoke(commands, ["accept", str(folder)], input="n\n")
     assert 'columns: {"features": ["age"], "target": "ill"}' in shown.output
-    assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
+    assert site.answer("about", question(server.recipe, "about")) == nothing_yet
     assert runner.invoke(commands, ["accept", str(folder), "--yes"]).exit_code == 0
     assert "payload" in site.answer("about", question(server.recipe, "about"))
 
@@ -451,8 +458,9 @@ def test_19_what_is_kept_of_an_acceptance_cannot_be_half_read(server, folder):
     site = Site(folder, accepts=True)
     assert "payload" in site.answer("about", question(server.recipe, "about"))
     (folder / "run" / "accepted.json").write_text('{"recipe": {')
-    assert site.answer("about", question(server.recipe, "about")) == {"error": CANNOT}
-    assert "accept the recipe again" in site.problem
+    told = site.answer("about", question(server.recipe, "about"))["error"]
+    assert told == "its policy refuses this (approval): what was approved cannot be read at the site"
+    assert "approve the recipe again" in site.problem
     assert CliRunner().invoke(commands, ["accept", str(folder), "--yes"]).exit_code == 0
     assert "payload" in site.answer("about", question(server.recipe, "about"))
     recipe = json.dumps({"columns": "x" * 200_000})
@@ -463,12 +471,15 @@ def test_19_what_is_kept_of_an_acceptance_cannot_be_half_read(server, folder):
 
 
 @pytest.mark.parametrize("rows", [1, 9])
-def test_20_a_site_with_too_few_rows_only_says_that_it_cannot(server, folder, rows):
+def test_20_a_site_with_too_few_rows_only_says_that_it_has(server, folder, rows):
     write_table(folder, rows)
     site = Site(folder, accepts=True)
+    why = "the table has fewer rows than the policy asks for (fewest_rows = 10)"
     for kind in ("about", "refine", "evaluate"):
-        assert site.answer(kind, question(server.recipe, kind)) == {"error": CANNOT}
-        assert site.problem == "PolicyRefusal: the table has fewer rows than the policy asks for (fewest_rows = 10)"
+        assert site.answer(kind, question(server.recipe, kind)) == {
+            "error": f"its policy refuses this (fewest_rows): {why}"
+        }
+        assert site.problem == f"PolicyRefusal: {why}"
     write_table(folder, 10)
     assert "payload" in site.answer("refine", question(server.recipe, "refine"))
 
@@ -476,8 +487,9 @@ def test_20_a_site_with_too_few_rows_only_says_that_it_cannot(server, folder, ro
 def test_20_more_parameters_than_the_policy_allows_are_refused(server, folder):
     change(folder / "site.toml", "most_parameters = 10000", "most_parameters = 3")
     site = Site(folder, accepts=True)
-    assert site.answer("refine", question(server.recipe, "refine")) == {"error": CANNOT}
-    assert "natural parameters, and the policy allows 3" in site.problem
+    told = site.answer("refine", question(server.recipe, "refine"))["error"]
+    assert told.startswith("its policy refuses this (most_parameters): the model has 12 natural parameters, and")
+    assert "natural parameters, and the policy allows 3: change most_parameters in" in site.problem
     change(folder / "site.toml", "most_parameters = 3", "most_parameters = 12")
     assert "payload" in site.answer("refine", question(server.recipe, "refine"))
     change(folder / "site.toml", "fewest_rows = 10", "fewest_rows = 0")

@@ -1,17 +1,17 @@
-"""Commands of federations: of servers, and of sites (`partita site` and `accept`)."""
+"""Commands of federations; what a site's people type is in `site.py`."""
 
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from partita.cli.options import Quiet
+from partita.cli.site import SiteFolder, approve, site_commands
 
 federation = typer.Typer()
+federation.add_typer(site_commands, name="site")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
-SiteFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's own folder.")]
 SiteName = Annotated[str, typer.Argument(metavar="SITE", help="The site's name, as in federation.toml.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Metrics = Annotated[
@@ -85,40 +85,14 @@ def _echo_at_once(line: str) -> None:
 
 
 @federation.command()
-def site(
-    folder: SiteFolder,
-    accept: Annotated[
-        bool, typer.Option("--accept", help="Accept what the server proposes first, if nothing has been accepted.")
-    ] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Be a site: wait for a server's tasks, and answer them from the data here.
-
-    DIR is the site's own folder.
-    """
-    from partita.site.process import run_site
-
-    run_site(folder, lambda words: None if quiet else typer.echo(f"{datetime.now():%H:%M:%S} {words}"), accept)
-    typer.echo(f"stopped; nothing is lost. Go on with: partita site {folder}", err=True)
-
-
-@federation.command()
 def accept(
     folder: SiteFolder, yes: Annotated[bool, typer.Option("--yes", help="Accept without being asked.")] = False
 ) -> None:
-    """Look at what a server proposes to a site, and accept it; the site answers that and nothing else.
+    """Look at what a server proposes to a site, and approve it: the same as `partita site approve`.
 
     DIR is the site's own folder.
     """
-    from partita.site.consent import Consent, describe_proposal, read_proposal
-
-    proposed = read_proposal(folder)
-    for line in describe_proposal(proposed):
-        typer.echo(line)
-    if not yes and not typer.confirm("Shall this site answer that?"):
-        raise typer.Exit(1)
-    Consent(folder).accept(proposed)
-    typer.echo("accepted; the server asks again by itself, at first after some seconds, later every few minutes")
+    approve(folder, yes)
 
 
 @federation.command()

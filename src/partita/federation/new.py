@@ -115,7 +115,8 @@ key) and delete it here.
 At every site: put the table where `site.toml` says, look through its [policy], then
 
     partita site FOLDER             # until Ctrl-C
-    partita accept FOLDER           # what the server proposes, once: columns, model, solver
+    partita site approve FOLDER     # what the server proposes, once: columns, what is computed, what leaves
+    partita site audit FOLDER       # what has left
 
 At the server: look through `federation.toml`, then
 
@@ -128,6 +129,6 @@ The posterior is `run/result.safetensors`: `partita.load` reads it.
 
 What is safe and what is not. Connections are encrypted, and the server answers only who signs with the key of one of
 its sites; runs can be started only on the server's own machine, by whoever can read `keys/secret`. A site runs nothing
-that the server sends: it answers questions under the one recipe that its person has accepted. Factors tell about data:
+that the server sends: it answers questions under the one recipe that its person has approved. Factors tell about data:
 a federation is not private by itself.
 """

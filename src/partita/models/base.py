@@ -1,6 +1,7 @@
 """A model: prior × likelihood, and what it can say in closed form."""
 
 import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
@@ -286,6 +287,13 @@ def prior_shapes(model: AbstractModel, hyper: Hyper) -> Family:
     with precision(model.dtype):
         like = {name: np.asarray(v, model.dtype) for name, v in hyper.items()}
         return eqx.filter_eval_shape(model.prior, like)
+
+
+def count_parameters(model: AbstractModel, prior: Family) -> int:
+    """How many numbers a model learns, from its prior or the shapes of one: not how many a density of them has."""
+    with precision(model.dtype):
+        drawn = eqx.filter_eval_shape(lambda density: density.sample(jax.random.key(0)), prior)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(drawn))
 
 
 @eqx.filter_jit

@@ -1,17 +1,17 @@
 """What the person of a site has accepted: one recipe, with its columns; and how often it was used. Kept at the site."""
 
+import hashlib
 import json
 import uuid
 from pathlib import Path
 from typing import Any
 
-from partita.errors import InputError, MalformedMessage, PolicyRefusal
+from partita.errors import MalformedMessage, PolicyRefusal
 from partita.foundation.fields import Check, anything, entries, fields, text, whole
 from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
 from partita.foundation.foreign import parse_object
 from partita.site.policy import Policy
-from partita.site.settings import read_site
-from partita.wire.recipe import KEYS, SECTIONS, Recipe
+from partita.wire.recipe import KEYS, SECTIONS
 
 # The parts of a recipe that decide what is read, and what leaves. When a server asks whom is its own affair.
 PINNED = (*SECTIONS, *KEYS)
@@ -21,7 +21,7 @@ Pinned = dict[str, Any]
 SECTION = entries(anything)
 RECIPE = fields({}, {name: SECTION for name in PINNED if name != "seed"} | {"seed": whole(0, 2**32 - 1)})
 PROPOSED = fields({"recipe": RECIPE})
-ACCEPTED = fields({"recipe": RECIPE, "name": text(100)})
+ACCEPTED = fields({"recipe": RECIPE, "name": text(100)}, {"digest": text(64)})
 USED = fields({"name": text(100)}, {"refine": whole(), "evaluate": whole()})
 
 
@@ -40,11 +40,16 @@ class Consent:
 
     @property
     def accepted(self) -> Pinned | None:
-        return (_read(self._accepted, ACCEPTED) or {}).get("recipe")
+        row = _read(self._accepted, ACCEPTED) or {}
+        recipe: Pinned | None = row.get("recipe")
+        # An earlier version wrote no digest.
+        if recipe is not None and row.get("digest", digest_recipe(recipe)) != digest_recipe(recipe):
+            raise _unreadable(self._accepted, "is not what was approved")
+        return recipe
 
     def accept(self, recipe: Pinned) -> None:
         """Accept a recipe: from now on it is answered, and nothing else; counting begins anew."""
-        _write(self._accepted, {"recipe": recipe, "name": uuid.uuid4().hex})
+        _write(self._accepted, {"recipe": recipe, "digest": digest_recipe(recipe), "name": uuid.uuid4().hex})
         self._proposed.unlink(missing_ok=True)
 
     def check(self, text: str, accepts: bool = False) -> None:
@@ -57,15 +62,16 @@ class Consent:
             raise
         if accepted is None and accepts:
             self.accept(asked)
-        elif accepted != asked:
+        elif accepted is None or digest_recipe(accepted) != digest_recipe(asked):
             _write(self._proposed, {"recipe": asked})
-            differ = [name for name in PINNED if (accepted or {}).get(name) != asked.get(name)]
+            differ = [name for name in PINNED if _text_of(accepted or {}, name) != _text_of(asked, name)]
             what = (
-                "nothing has been accepted here yet"
+                "nothing has been approved here yet"
                 if accepted is None
-                else f"the server asks under another recipe than the accepted one: it differs in {', '.join(differ)}"
+                else f"the server asks under another recipe than the approved one: it differs in {', '.join(differ)}"
             )
-            raise PolicyRefusal(f"{what}. To look at what is proposed, and accept it: partita accept {self._folder}")
+            advice = f"to look at what is proposed, and approve it: partita site approve {self._folder}"
+            raise PolicyRefusal("approval", what, advice)
 
     def count(self, kind: str, policy: Policy) -> None:
         """Count what is about to be answered; refused, if that is more than the policy allows."""
@@ -79,30 +85,11 @@ class Consent:
         if number > limits[kind]:
             key = {"refine": "most_tasks", "evaluate": "most_questions"}[kind]
             raise PolicyRefusal(
-                f"the server has asked {limits[kind]} times already: "
-                f"raise {key} in [policy] of site.toml, if that is right"
+                key,
+                f"the server has asked {limits[kind]} times already",
+                f"raise {key} in [policy] of site.toml, if that is right",
             )
         _write(self._used, {**used, kind: number})
-
-
-def read_proposal(folder: Path) -> Pinned:
-    """What a server has proposed to the site of a folder; an error that says so, if there is nothing to accept."""
-    consent = Consent(read_site(folder).path)
-    proposed = consent.proposed
-    if proposed is None:
-        known = "nothing new is proposed" if consent.accepted else "no server has proposed anything yet"
-        raise InputError(f"{folder}: {known}; it is noted here when one asks, while this runs: partita site {folder}")
-    # What is no recipe is never answered, whoever has put it there.
-    Recipe.parse(json.dumps(proposed))
-    return proposed
-
-
-def describe_proposal(proposed: Pinned) -> list[str]:
-    """A proposal as the person of a site is shown it, a line for each section.
-
-    With escapes of JSON: nothing in it is obeyed by a terminal, and nothing is left out.
-    """
-    return [f"{name}: {json.dumps(section)}" for name, section in proposed.items()]
 
 
 def pinned(text: str) -> Pinned:
@@ -118,6 +105,16 @@ def pinned(text: str) -> Pinned:
         raise MalformedMessage("recipe: cannot be read") from None
 
 
+def _text_of(recipe: Pinned, name: str) -> str:
+    """A section as it is written: 1 is not true, though Python says that they are equal."""
+    return json.dumps(recipe.get(name), sort_keys=True)
+
+
+def digest_recipe(recipe: Pinned) -> str:
+    """What tells one recipe from another."""
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+
 def _write(path: Path, row: dict[str, Any]) -> None:
     replace_file(path, json.dumps(row).encode())
 
@@ -130,4 +127,9 @@ def _read(path: Path, check: Check) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise PolicyRefusal(f"{path}: {error}: accept the recipe again, with partita accept") from None
+        raise _unreadable(path, str(error)) from None
+
+
+def _unreadable(path: Path, problem: str) -> PolicyRefusal:
+    advice = f"{path}: {problem}: approve the recipe again, with partita site approve"
+    return PolicyRefusal("approval", "what was approved cannot be read at the site", advice)

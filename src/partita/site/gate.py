@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,25 @@ import jax
 import numpy as np
 
 from partita._version import __version__
-from partita.errors import EngineError, InputError, MalformedMessage, PolicyRefusal
+from partita.errors import EngineError, InputError, MalformedMessage, PolicyRefusal, StorageError
 from partita.families import Family
 from partita.foundation.csv_files import read_columns
 from partita.foundation.text import MOST_REASON, clean
 from partita.models import prior_of
-from partita.models.base import prior_shapes
+from partita.models.base import count_parameters, prior_shapes
 from partita.shards import padded_together
-from partita.site.consent import Consent
+from partita.site.audit import REFUSED, AuditLog, Reply
+from partita.site.consent import Consent, digest_recipe, pinned
+from partita.site.policy import Policy
 from partita.site.settings import SITE, SiteSettings, read_site
 from partita.site.worker import Worker, load_shard
 from partita.wire.codec import decode_question, encode_answer
-from partita.wire.messages import decode_task, encode_update
+from partita.wire.messages import Compression, decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer
+from partita.wire.questions import FOREIGN, QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer
 from partita.wire.recipe import Columns, Recipe
 
-# All that a server hears of what is wrong with a site's data or settings, or against its policy.
+# All that a server hears of what is wrong with a site's data or settings.
 CANNOT = "cannot answer; its own log says why"
 
 
@@ -39,7 +42,7 @@ class Site:
 
     def __init__(self, folder: Path, accepts: bool = False):
         self.folder, self._accepts = folder, accepts
-        self._consent = Consent(folder)
+        self._consent, self._audit = Consent(folder), AuditLog(folder / "run")
         self._known: tuple[Any, ...] = ()
         self._worker: Worker | None = None
         self._like: Family | None = None
@@ -47,18 +50,39 @@ class Site:
         self.problem = ""
 
     def answer(self, kind: str, request: dict[str, Any]) -> dict[str, Any]:
-        """The payload that was asked for; or what is wrong, as far as it is the server's business."""
+        """The payload that was asked for; or what is wrong, as far as it is the server's business.
+
+        This is all that leaves, and there is a line about it in the audit log by then.
+        """
+        about = Reply(kind, _digest_of(request), str(request.get("run", "")))
+        reply: dict[str, Any]
         try:
-            return {"payload": self._answer(kind, request)}
+            payload, version = self._answer(kind, request)
+            reply, note = {"payload": payload}, replace(about, content=payload, version=version)
         except Exception as error:
             # It may quote what the server sent.
             self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
-            return {"error": self.problem if isinstance(error, EngineError | MalformedMessage) else CANNOT}
+            words = _words_for_the_server(error, self.problem)
+            reply = {"error": words}
+            why = error.key if isinstance(error, PolicyRefusal) else type(error).__name__
+            note = replace(about, outcome=REFUSED, content=words.encode(), why=why)
+        try:
+            self._audit.note(note)
+        except StorageError as error:
+            # Words that are always the same are all that leaves without a line.
+            self.problem = clean(f"{type(error).__name__}: {error}", MOST_REASON)
+            return {"error": CANNOT}
+        return reply
 
-    def _answer(self, kind: str, request: dict[str, Any]) -> bytes:
+    def _answer(self, kind: str, request: dict[str, Any]) -> tuple[bytes, int | None]:
+        """What leaves; and the version of the posterior that a task is about."""
+        if kind == FOREIGN:
+            raise EngineError("this site answers Partita's server, and nothing else")
         # Before anything of it is read: reading a question can be work.
         if kind in QUESTIONS and kind not in ANSWERED:
-            raise PolicyRefusal(f"the server asks for {clean(kind)!r}, which this site's policy does not allow")
+            raise PolicyRefusal(
+                "answers", f"the server asks for {clean(kind)!r}, which no site of a federation answers"
+            )
         try:
             number, payload = int(request["site"]), request["payload"]
             if not isinstance(payload, bytes):
@@ -66,39 +90,52 @@ class Site:
             text, digest, version = (str(request[name]) for name in ("recipe", "digest", "version"))
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
-        worker, like = self._ready(number, text, digest, version)
-        self._consent.count(kind, read_site(self.folder).policy)
+        compression: Compression = "float16" if request.get("compression") == "float16" else "none"
+        worker, like, policy = self._ready(number, text, digest, version)
+        policy.check_kind(kind)
+        policy.check_compression(compression)
+        self._consent.count(kind, policy)
         if kind != "refine":
             question = decode_question(kind, payload, like)
-            return encode_answer(type(question), ANSWERED[kind](worker, number, question))
+            return encode_answer(type(question), ANSWERED[kind](worker, number, question)), None
         task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
         (update,) = worker.refine([task])
-        return encode_update(update, "float16" if request.get("compression") == "float16" else "none")
+        return encode_update(update, compression), task.version
 
-    def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family]:
+    def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family, Policy]:
         settings = read_site(self.folder)
         _check_version(version)
         self._consent.check(text, self._accepts)
         known = (number, text, digest, version, settings, _stamp(settings.data))
         if self._worker is None or known != self._known:
             self._worker = None
-            recipe = Recipe.parse(text)
-            # By shapes alone: a model that is too large must not be made to find that out.
-            shapes = prior_shapes(recipe.model, recipe.model.hyper)
-            settings.policy.check_parameters(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)))
+            recipe, policy = Recipe.parse(text), settings.policy
+            check_recipe(recipe, settings)
             _check_digest(recipe, digest)
             like = prior_of(recipe.model, recipe.model.hyper)
             X, y = read_table(settings, recipe.columns)
-            settings.policy.check_rows(len(y))
+            policy.check_rows(len(y), count_parameters(recipe.model, like))
+            policy.check_cells(
+                {**dict(zip(recipe.columns.features, X.T, strict=True)), recipe.columns.target: y},
+                [recipe.columns.target] if recipe.columns.classes > 2 else [],
+            )
             job = recipe.job
             with SiteNames((settings.name,)).told():
                 (shard,) = padded_together([load_shard(job.model, 0, (X, y))])
             self._worker, self._like = Worker(job, {number: shard}), like
             self._known = known
         assert self._like is not None
-        return self._worker, self._like
+        return self._worker, self._like, settings.policy
+
+
+def _digest_of(request: dict[str, Any]) -> str:
+    """Of the recipe that a message carries; nothing, if there is none that can be read."""
+    try:
+        return digest_recipe(pinned(str(request["recipe"])))
+    except (KeyError, MalformedMessage):
+        return ""
 
 
 def _count_rows(worker: Worker, number: int, question: Any) -> Answer:
@@ -112,6 +149,23 @@ def _evaluate(worker: Worker, number: int, question: Any) -> Answer:
 
 # What a federation's server may ask beside updates, and what it is answered with. All other questions are refused.
 ANSWERED: dict[str, Callable[[Worker, int, Any], Answer]] = {About.name: _count_rows, Evaluate.name: _evaluate}
+
+
+def check_recipe(recipe: Recipe, settings: SiteSettings) -> None:
+    """Check a recipe against a site's policy, as far as that is possible without its data."""
+    names = (*recipe.columns.features, recipe.columns.target)
+    settings.policy.check_columns({name: settings.columns.get(name, name) for name in names})
+    settings.policy.check_model(recipe.model_choice.name)
+    # By shapes alone: a model that is too large must not be made to find that out.
+    shapes = prior_shapes(recipe.model, recipe.model.hyper)
+    settings.policy.check_parameters(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)))
+
+
+def _words_for_the_server(error: Exception, problem: str) -> str:
+    """What the server hears of an error: of a policy its key and why, of messages what is wrong, of data nothing."""
+    if isinstance(error, PolicyRefusal):
+        return clean(f"its policy refuses this ({error.key}): {error.told}", MOST_REASON)
+    return problem if isinstance(error, EngineError | MalformedMessage) else CANNOT
 
 
 def _check_version(version: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from partita.errors import EngineError, StorageError, reason
 from partita.foundation.keys import read_key
 from partita.foundation.text import clean
-from partita.wire.questions import KINDS, RECORD
+from partita.wire.questions import FOREIGN, KINDS, RECORD
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]
@@ -177,15 +177,15 @@ class Node:
 
 
 def _reply_to(message: Any, answer: Answer) -> Any:
-    """Reply to any message at all: to what is no question of Partita's, with an error."""
+    """Reply to any message at all, with what `answer` gives and nothing else: that is what the site's audit log has."""
     from flwr.app import ConfigRecord, Message, RecordDict
 
     kind = message.metadata.message_type.removeprefix("query.")
     record = message.content.get(RECORD) if message.has_content() else None
     if kind in KINDS and isinstance(record, ConfigRecord):
-        reply = answer(kind, dict(record))
+        reply = answer(kind, {**record, "run": str(message.metadata.run_id)})
     else:
-        reply = {"error": "this site answers Partita's server, and nothing else"}
+        reply = answer(FOREIGN, {})
     return Message(RecordDict({RECORD: ConfigRecord(reply)}), reply_to=message)
 
 

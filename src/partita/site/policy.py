@@ -1,9 +1,16 @@
 """What a site is willing to answer, however the server asks; the limits are in the site's own file."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from partita.errors import PolicyRefusal
-from partita.foundation.checks import check_count
+import numpy as np
+
+from partita.errors import InputError, PolicyRefusal
+from partita.foundation.checks import check_count, check_one_of, check_positive
+from partita.foundation.text import clean
+
+# What a federation's site can answer at all: its number of rows, updates, and log likelihoods.
+KINDS = ("about", "refine", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -11,28 +18,91 @@ class Policy:
     """The limits of a site, in the section [policy] of its own file.
 
     Args:
+        columns: names in the site's own table that a recipe may use; any, if not given.
+        models: which models may be fitted; any, if not given.
+        answers: kinds of answers that may leave.
+        compression: whether answers may leave in fewer digits, as the server asks for.
         fewest_rows: a site whose table has fewer answers nothing: what it would send tells too much of each.
+        fewest_per_cell: the same for rows that have one of two values of a column, or one class of the target.
         most_parameters: natural parameters of the model, which are the numbers that an answer holds.
-        most_tasks: tasks under one accepted recipe.
+        most_parameters_per_row: parameters that are learnt, for each row of the table: with about as many as there are
+            rows, a fit is a copy of them.
+        most_tasks: tasks under one approved recipe; a round is one.
         most_questions: questions beside tasks: what the data's log likelihood is at a posterior that the server sends.
     """
 
+    columns: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
+    answers: tuple[str, ...] = KINDS
+    compression: bool = True
     fewest_rows: int = 10
+    fewest_per_cell: int = 3
     most_parameters: int = 10_000
+    most_parameters_per_row: float = 0.33
     most_tasks: int = 1000
     most_questions: int = 50
 
     def __post_init__(self) -> None:
-        check_count("", **{field.name: getattr(self, field.name) for field in fields(self)})
+        counts = ("fewest_rows", "fewest_per_cell", "most_parameters", "most_tasks", "most_questions")
+        check_count("", **{name: getattr(self, name) for name in counts})
+        check_positive("", most_parameters_per_row=self.most_parameters_per_row)
+        for kind in self.answers:
+            check_one_of("", KINDS, answers=kind)
+        for name in ("columns", "models"):
+            if getattr(self, name) == ():
+                raise InputError(f"{name}: is empty, so that nothing could be answered: leave it out to allow any")
 
-    def check_rows(self, rows: int) -> None:
-        # Without the number: what is said here ends in logs.
-        if rows < self.fewest_rows:
-            raise PolicyRefusal(f"the table has fewer rows than the policy asks for (fewest_rows = {self.fewest_rows})")
+    def check_kind(self, kind: str) -> None:
+        if kind in KINDS and kind not in self.answers:
+            raise _refuse("answers", f"answers to {kind!r} may not leave this site")
+
+    def check_compression(self, wanted: str) -> None:
+        if wanted != "none" and not self.compression:
+            raise _refuse("compression", "answers may not leave this site compressed")
+
+    def check_columns(self, columns: Mapping[str, str]) -> None:
+        """Check the columns of a recipe: by the federation's names, what they are called in the site's own table."""
+        for name, own in columns.items():
+            if self.columns is not None and own not in self.columns:
+                raise _refuse("columns", f"the column {clean(name)!r} may not be used here")
+
+    def check_model(self, name: str) -> None:
+        if self.models is not None and name not in self.models:
+            raise _refuse("models", f"the model {clean(name)!r} may not be used here")
 
     def check_parameters(self, number: int) -> None:
         if number > self.most_parameters:
-            raise PolicyRefusal(
-                f"the model has {number} natural parameters, and the policy allows {self.most_parameters}: "
-                "raise most_parameters in [policy] of site.toml, if that is right"
+            raise _refuse(
+                "most_parameters",
+                f"the model has {number} natural parameters, and the policy allows {self.most_parameters}",
             )
+
+    def check_rows(self, rows: int, parameters: int) -> None:
+        """Check the number of rows of the table, by itself and beside that of the parameters that are learnt."""
+        # Without the number: what is said here ends in logs, and at the server.
+        if rows < self.fewest_rows:
+            raise PolicyRefusal(
+                "fewest_rows",
+                f"the table has fewer rows than the policy asks for (fewest_rows = {self.fewest_rows})",
+            )
+        if parameters > self.most_parameters_per_row * rows:
+            raise _refuse(
+                "most_parameters_per_row",
+                f"the model learns {parameters} parameters, more than the policy allows for this site's rows "
+                f"(most_parameters_per_row = {self.most_parameters_per_row:g})",
+            )
+
+    def check_cells(self, table: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
+        """Check how many rows have the same value, of columns with two values, and of those that hold classes."""
+        for name, values in table.items():
+            counts = np.unique(values, return_counts=True)[1]
+            if (len(counts) == 2 or name in classes) and counts.min() < self.fewest_per_cell:
+                raise _refuse(
+                    "fewest_per_cell",
+                    f"too few rows have one of the values of the column {clean(name)!r} "
+                    f"(fewest_per_cell = {self.fewest_per_cell})",
+                )
+
+
+def _refuse(key: str, told: str) -> PolicyRefusal:
+    return PolicyRefusal(key, told, f"change {key} in [policy] of site.toml, if that is right")

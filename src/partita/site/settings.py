@@ -72,8 +72,16 @@ key = "site.key"
 
 # What this site is willing to answer, whatever the server asks.
 [policy]
+# Columns of your table, and models, that may be used; whatever you approve, if left out.
+# columns = [{quoted[2]}]
+# models = ["logistic-regression"]
+# What may leave: the number of rows, updates, log likelihoods.
+answers = ["about", "refine", "evaluate"]
+compression = true
 fewest_rows = 10
+fewest_per_cell = 3
 most_parameters = 10000
+most_parameters_per_row = 0.33
 most_tasks = 1000
 most_questions = 50
 

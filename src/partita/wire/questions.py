@@ -240,3 +240,5 @@ ANSWERS: dict[type[Question], type[Answer]] = {
 QUESTIONS: dict[str, type[Question]] = {kind.name: kind for kind in ANSWERS}
 # What a message to a site of a federation may be.
 KINDS = frozenset({"refine", *QUESTIONS})
+# What a site takes any other message for; nothing of it is read.
+FOREIGN = "foreign"
