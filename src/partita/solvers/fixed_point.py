@@ -15,8 +15,8 @@ from partita.solvers.base import Outcome, Solver, SolverInfo, all_finite, halve_
 # Where expectations overflow, from a wide prior say, any step looks like progress; one may still not go further.
 LARGEST_KL = 1e8
 # How much narrower a Gaussian is made with every look at what is around its mean, how often is looked, and how many
-# nats per row a narrower look has to bring more: then the other one is worse than hardly any prediction.
-NARROWER, LOOKS, WORTH = 1e6, 3, 1.0
+# nats per row a narrower look has to bring more: the other one is then far from anything that predicts.
+NARROWER, LOOKS, WORTH = 1e6, 3, 10.0
 
 
 class _State(NamedTuple):

@@ -167,8 +167,10 @@ class AutoDamper(Damper):
                 return
         elif self.best is not None:
             self._grow(uncertainty)
-        # A value that could not be compared with those before is what those after it are compared with.
-        self.best, self.best_uncertainty = free_energy, seen.error if math.isfinite(seen.error) else 0.0
+        # A value that could not be compared with those before is what those after it are compared with; nothing is worse
+        # than no number at all.
+        if math.isfinite(free_energy):
+            self.best, self.best_uncertainty = free_energy, seen.error if math.isfinite(seen.error) else 0.0
 
     def _grow(self, uncertainty: float) -> None:
         factor = self.settings.regrow if self.has_fallen else self.settings.grow
