@@ -98,8 +98,11 @@ def test_what_the_policy_refuses_is_shown_before_it_is_approved_and_stays_refuse
 def test_scripts_can_name_the_recipe_that_they_approve(server, folder):
     ask(folder, server)
     digest = hashlib.sha256(json.dumps(Consent(folder).proposed, sort_keys=True).encode()).hexdigest()
-    with pytest.raises(InputError, match=f"the recipe {digest} is proposed, and not 0123"):
-        approve(folder, "--yes", "--digest", "0123")
+    with pytest.raises(InputError, match=f"the recipe {digest} is proposed, and not 012345"):
+        approve(folder, "--yes", "--digest", "012345")
+    # As in a script whose variable is empty.
+    with pytest.raises(InputError, match="at least 6 characters"):
+        approve(folder, "--yes", "--digest", "")
     assert Consent(folder).accepted is None
     assert approve(folder, "--yes", "--digest", digest[:12]).exit_code == 0
     assert json.loads((folder / "run" / "accepted.json").read_text())["digest"] == digest

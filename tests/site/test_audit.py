@@ -162,6 +162,14 @@ def test_where_no_line_can_be_written_nothing_leaves(recipe, folder, monkeypatch
         patch.setattr(audit, "replace_file", full)
         assert ask(site, recipe, "refine") == {"error": CANNOT}
     assert (folder / "run" / LOG).read_bytes() == before
+
+    def too_late(path, content, durable, replace=audit.replace_file):
+        replace(path, content, durable=durable)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "replace_file", too_late)
+        assert ask(site, recipe, "refine") == {"error": CANNOT}
     assert "payload" in ask(site, recipe, "refine")
     assert read(folder / "run")[0].problems == []
 

@@ -150,6 +150,11 @@ def test_parameters_are_those_that_are_learnt_whatever_is_sent_of_them(tmp_path,
 def test_cells_are_values_of_two_valued_columns_and_classes(tmp_path, recipe, folder):
     few = np.zeros(ROWS)
     few[:2] = 1
+    # Three numbers, of which a model sees two.
+    nearly = np.where(few == 1, 1.0, 0.3)
+    nearly[-1] = 0.1 + 0.2
+    write_table(folder, AGE, nearly, ILL)
+    assert "(fewest_per_cell)" in ask(Site(folder, accepts=True), recipe, "about")["error"]
     for column, table in (("smokes", (AGE, few, ILL)), ("ill", (AGE, SMOKES, few))):
         write_table(folder, *table)
         told = ask(Site(folder, accepts=True), recipe, "about")["error"]

@@ -58,7 +58,9 @@ def run(
 def approve(
     folder: SiteFolder,
     yes: Annotated[bool, typer.Option("--yes", help="Approve without being asked.")] = False,
-    digest: Annotated[str, typer.Option(help="Approve this recipe only: its digest, or how that begins.")] = "",
+    digest: Annotated[
+        str | None, typer.Option(help="Approve this recipe only: its digest, or at least six characters of it.")
+    ] = None,
 ) -> None:
     """Look at what a server proposes to a site, and approve it; the site answers that and nothing else.
 
@@ -79,7 +81,7 @@ def approve(
 @site_commands.command()
 def audit(
     folder: SiteFolder,
-    last: Annotated[int, typer.Option(min=0, help="How many lines of the log are shown.")] = 20,
+    last: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many lines of the log are shown.")] = 20,
     json: Json = False,
 ) -> None:
     """What left a site, and what was refused: the lines of its audit log, checked, and summed up.

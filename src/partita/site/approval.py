@@ -15,14 +15,19 @@ from partita.site.policy import Policy
 from partita.site.settings import SiteSettings, read_site
 from partita.wire.recipe import Recipe
 
+# So much of a digest says which recipe is meant.
+FEWEST_CHARACTERS = 6
 
-def read_proposal(folder: Path, digest: str = "") -> Pinned:
+
+def read_proposal(folder: Path, digest: str | None = None) -> Pinned:
     """What a server has proposed to the site of a folder; an error that says so, if there is nothing to approve.
 
     Args:
         folder: the site's.
-        digest: the beginning of the digest that the recipe has to have.
+        digest: the beginning of the digest that the recipe has to have, if it matters.
     """
+    if digest is not None and len(digest) < FEWEST_CHARACTERS:
+        raise InputError(f"--digest: expected at least {FEWEST_CHARACTERS} characters of a digest, got {digest!r}")
     consent = Consent(read_site(folder).path)
     proposed = consent.proposed
     if proposed is None:
@@ -30,7 +35,7 @@ def read_proposal(folder: Path, digest: str = "") -> Pinned:
         raise InputError(f"{folder}: {known}; it is noted here when one asks, while this runs: partita site {folder}")
     # What is no recipe is never answered, whoever has put it there.
     Recipe.parse(json.dumps(proposed))
-    if not digest_recipe(proposed).startswith(digest):
+    if digest is not None and not digest_recipe(proposed).startswith(digest):
         raise InputError(f"{folder}: the recipe {digest_recipe(proposed)} is proposed, and not {digest}")
     return proposed
 

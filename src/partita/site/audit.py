@@ -130,7 +130,9 @@ class AuditLog:
             os.fsync(handle)
             self._note_tip(lines, digest)
         except OSError:
-            os.ftruncate(handle, end)
+            # Unless the head already tells of the new line: without it, lines would seem to be missing.
+            if self._read_tip() != {"lines": lines, "digest": digest}:
+                os.ftruncate(handle, end)
             raise
 
     def _note_tip(self, lines: int, digest: str) -> None:

@@ -72,8 +72,8 @@ key = "site.key"
 
 # What this site is willing to answer, whatever the server asks.
 [policy]
-# Columns of your table, and models, that may be used; whatever you approve, if left out.
-# columns = [{quoted[2]}]
+# Columns of your table, the target among them, and models, that may be used; whatever you approve, if left out.
+# columns = [{", ".join(json.dumps(one, ensure_ascii=False) for one in (*features, target))}]
 # models = ["logistic-regression"]
 # What may leave: the number of rows, updates, log likelihoods.
 answers = ["about", "refine", "evaluate"]

@@ -35,6 +35,8 @@ from partita.wire.naming import SiteNames
 # Sections and keys of a federation's file that sites are told as they stand there. Of [hyper] they only read whether it
 # is there; the person of a site is shown all of it.
 SECTIONS, KEYS = ("columns", "model", "solver", "hyper"), ("seed",)
+# More classes than anybody's labels have.
+MOST_CLASSES = 1_000_000
 # Settings of models that follow from the data, or that a file cannot hold.
 DERIVED = ("features", "classes", "layers", "params", "given_prior")
 Seed = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -60,6 +62,8 @@ class Columns:
         if len(set(names)) < len(names):
             raise InputError("features: a column is named twice, or is the target too")
         check_count("", classes=self.classes)
+        if self.classes > MOST_CLASSES:
+            raise InputError(f"classes: expected at most {MOST_CLASSES:,}, got {self.classes}")
         for name in ("centre", "scale"):
             numbers = getattr(self, name)
             if numbers is not None and (len(numbers) != len(self.features) or not all(map(is_number, numbers))):
