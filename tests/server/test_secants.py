@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.polynomial.hermite_e import hermegauss
 from scipy.optimize import minimize
+from sklearn.datasets import load_iris
 
 import partita as pt
 from partita.errors import InputError, MissingCapability
@@ -269,3 +270,19 @@ def test_losses_count_where_locations_were_led(gone, counts):
     state._judge(0, state.chart.model(10, before.around), now, promised=1e-4)
     assert (0 in state.losses) == counts
     assert (state.reach < reach) == counts
+
+
+@pytest.mark.parametrize("schedule", [pt.schedules.Sequential(passes=60), pt.schedules.RandomOrder(passes=60)])
+def test_a_run_that_has_settled_stays_where_it_is(schedule):
+    """What is left of ways then is rounding, and teaches nothing."""
+    X = pt.datasets.standardised(load_iris().data)
+    y = X[:, 0] + 0.5 * np.random.default_rng(0).normal(size=len(X))
+    model = pt.models.LinearRegression(features=4, posterior="mean-field", noise=0.5)
+    result = pt.fit(model, pt.datasets.split((X, y), sites=10, seed=0), schedule=schedule)
+    X = np.column_stack([X, np.ones(len(X))])
+    prior = np.array([1, 1, 1, 1, 0.01])
+    precision = prior + np.sum(X**2, axis=0) / 0.25
+    location = np.linalg.solve(np.diag(prior) + X.T @ X / 0.25, X.T @ y / 0.25)
+    assert result.posterior.location == pytest.approx(location, abs=1e-6)
+    assert result.posterior.precision == pytest.approx(precision, rel=1e-6)
+    assert result.quarantined == {}

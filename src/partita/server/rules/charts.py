@@ -14,7 +14,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
 from partita.families import Family
 from partita.server.rules.optimiser import Naturals
-from partita.server.rules.quadratics import TINY, Judgement, Model, highest
+from partita.server.rules.quadratics import TINY, Judgement, Model, highest, nats
 
 # A shortened step is at least and at most this share of the one before.
 SHORTEST, LONGEST = 0.1, 0.5
@@ -196,8 +196,7 @@ class Diagonal(Chart):
         return highest(models, place, slope, curvature)
 
     def nats(self, way: np.ndarray, place: np.ndarray) -> float:
-        locations, log_precisions = np.split(way, 2)
-        return 0.5 * float(self.precision(place) @ locations**2) + 0.25 * float(log_precisions @ log_precisions)
+        return nats(way, place)
 
     def share_of_changes(self, way: np.ndarray, place: np.ndarray) -> float:
         largest = float(np.max(np.abs(way[len(way) // 2 :])))

@@ -8,6 +8,8 @@ import numpy as np
 
 # How many secants say how large the curvature is where nothing was learnt.
 RECENT = 5
+# A way that is no longer, in nats, says more of rounding than of curvature.
+SHORTEST = 1e-14
 # What is not zero, where something is divided by it.
 TINY = 1e-12
 
@@ -46,7 +48,8 @@ class Model:
         """The model around the next place, which has learnt from the way there, if that is curved as it should be."""
         way, fall = place - self.place, self.slope - slope
         ways, falls = self.ways, self.falls
-        if self.memory and way @ fall > 1e-10 * np.sqrt((way @ way) * (fall @ fall)):
+        is_long = nats(way, place) > SHORTEST
+        if self.memory and is_long and way @ fall > 1e-10 * np.sqrt((way @ way) * (fall @ fall)):
             ways, falls = [*ways, way][-self.memory :], [*falls, fall][-self.memory :]
         return Model(self.memory, place, value, slope, curvature, ways, falls, self.scaled)
 
@@ -85,6 +88,13 @@ class Model:
         length = 0.5 * float((way[:size] / after) @ way[:size])
         changes = 1 - np.minimum(before / after, after / before)
         return Judgement(self.value + linear - quadratic - value, quadratic, length, 0.25 * float(changes @ changes))
+
+
+def nats(way: np.ndarray, place: np.ndarray) -> float:
+    """How far a way of locations and log precisions leads from a place, by the Fisher information there."""
+    locations, log_precisions = np.split(way, 2)
+    precision = np.exp(place[len(locations) :])
+    return 0.5 * float(precision @ locations**2) + 0.25 * float(log_precisions @ log_precisions)
 
 
 def highest(models: Sequence[Model], place: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
