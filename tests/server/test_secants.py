@@ -113,17 +113,17 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not_stopped(by_label, tmp_pa
 @pytest.mark.parametrize("scaled", [False, True])
 def test_models_curve_as_bfgs_updates_say(scaled):
     rng = np.random.default_rng(1)
-    A = rng.normal(size=(5, 5))
-    H = A @ A.T + np.eye(5)
-    place, curvature = np.zeros(5), rng.uniform(1, 2, 5)
-    model = Model(3, place, 0.0, np.zeros(5), curvature, scaled=scaled)
+    A = rng.normal(size=(6, 6))
+    H = A @ A.T + np.eye(6)
+    place, curvature = np.zeros(6), rng.uniform(1, 2, 6)
+    model = Model(3, place, 0.0, np.zeros(6), curvature, scaled=scaled)
     for _ in range(4):
-        place = place + rng.normal(size=5)
+        place = place + rng.normal(size=6)
         model = model.moved(place, 0.0, -H @ place, curvature)
     dense = np.diag(model.diagonal)
     for s, y in zip(model.ways, model.falls, strict=True):
         dense = dense - np.outer(dense @ s, dense @ s) / (s @ dense @ s) + np.outer(y, y) / (s @ y)
-    way = rng.normal(size=5)
+    way = rng.normal(size=6)
     assert len(model.ways) == 3
     assert np.allclose(model.curved(way), dense @ way)
     assert np.allclose(model.curved(model.ways[-1]), model.falls[-1])
