@@ -37,7 +37,7 @@ def fold(
     """
     ledger, before, sites = run.ledger, run.ledger.posterior, [update.site for update in updates]
     start = run.start if updates[0].version == 0 else None
-    updates = updates if run.setup.least == 0 else [_without_failed_change(run, update) for update in updates]
+    updates = updates if run.setup.least == 0 else [_without_failed_change(update) for update in updates]
     received = _take_reports(run, updates, at_start=start is not None)
     changes, factors = ledger.propose(updates)
     begun = {site: run.flights[site].begin.density for site in sites}
@@ -104,14 +104,9 @@ def _make_event(run: Run, received: Received, left: Proposal, change: float, aft
     )
 
 
-def _without_failed_change(run: Run, update: Update) -> Update:
-    """An update; without its change, if its site found no number, because nothing could be compared with it.
-
-    A first change is compared with nothing anyway; it may be a way out of where numbers overflow.
-    """
-    is_known = math.isfinite(update.expected_log_prob)
-    is_first = update.outcome == Outcome.NARROWER and run.ledger.holds_nothing_of(update.site)
-    return update if is_known or is_first else replace(update, change=update.change.flat())
+def _without_failed_change(update: Update) -> Update:
+    """An update; without its change, if its site found no number, because nothing could be compared with it."""
+    return update if math.isfinite(update.expected_log_prob) else replace(update, change=update.change.flat())
 
 
 def _take_reports(run: Run, updates: Sequence[Update], at_start: bool) -> Received:

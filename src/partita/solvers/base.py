@@ -28,7 +28,6 @@ class Outcome(IntEnum):
     HELD_BACK = 2
     NOT_FINITE = 3
     SHORTENED = 4
-    NARROWER = 5
 
     @property
     def reason(self) -> str:
@@ -36,12 +35,7 @@ class Outcome(IntEnum):
 
     @property
     def is_good(self) -> bool:
-        return self in (Outcome.STEPS_DONE, Outcome.CONVERGED, Outcome.NARROWER)
-
-    @property
-    def reports(self) -> bool:
-        """Whether there is a value at the posterior."""
-        return self not in (Outcome.NOT_FINITE, Outcome.NARROWER)
+        return self in (Outcome.STEPS_DONE, Outcome.CONVERGED)
 
 
 REASONS = {
@@ -51,7 +45,6 @@ REASONS = {
     Outcome.NOT_FINITE: "met a value that is not finite: lower the learning rate, or scale the data",
     Outcome.SHORTENED: "took less than whole steps at its rate, because the posterior would have become improper: "
     "lower the rate",
-    Outcome.NARROWER: "began from what is seen around the posterior's mean, because that leads further",
 }
 
 
@@ -169,22 +162,17 @@ class Batches(eqx.Module):
         return self.problem.on(shard.epoch_batch(order, within, size)), order
 
 
-def halve_until(look: Callable[[Array], tuple[Array, Array]], first: Array) -> tuple[Array, Array, Array]:
-    """The first of ρ, ρ/2, ρ/4, … that will do, whether there was one, and what was found there.
+def halve_until(will_do: Callable[[Array], Array], first: Array) -> tuple[Array, Array]:
+    """The first of ρ, ρ/2, ρ/4, … that will do, and whether there was one."""
 
-    `look` says of a step whether it will do, and what it leads to.
-    """
-
-    def again(carry: Any) -> Any:
-        return ~carry[2] & (carry[1] <= HALVINGS)
+    def again(carry: tuple[Array, Array]) -> Array:
+        return ~will_do(carry[0]) & (carry[1] < HALVINGS)
 
     def halve(carry: Any) -> Any:
-        step_size = jnp.where(carry[1] == 0, carry[0], 0.5 * carry[0])
-        return step_size, carry[1] + 1, *look(step_size)
+        return 0.5 * carry[0], carry[1] + 1
 
-    nothing = (first, jnp.zeros((), jnp.int32), jnp.asarray(False), jnp.zeros_like(first))
-    step_size, _, possible, found = jax.lax.while_loop(again, halve, nothing)
-    return step_size, possible, found
+    step_size, halvings = jax.lax.while_loop(again, halve, (first, jnp.zeros((), jnp.int32)))
+    return step_size, halvings < HALVINGS
 
 
 def rounding_error(free_energy: Array) -> Array:

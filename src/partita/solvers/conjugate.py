@@ -99,13 +99,12 @@ class ConjugateGradient(Solver):
         """The first of ρ, ρ/2, ρ/4, … that is proper and brings enough, and whether there was one."""
         now = value - q.kl(problem.cavity)
 
-        def look(step_size: Array) -> tuple[Array, Array]:
+        def will_do(step_size: Array) -> Array:
             moved = jax.tree.map(lambda a, d: a + step_size * d, q, direction)
-            reached = problem.free_energy(moved, key)
-            return moved.is_proper() & (reached >= now + SUFFICIENT * step_size * slope), reached
+            enough = problem.free_energy(moved, key) >= now + SUFFICIENT * step_size * slope
+            return moved.is_proper() & enough
 
-        step_size, possible, _ = halve_until(look, first)
-        return step_size, possible
+        return halve_until(will_do, first)
 
 
 def _multiply_by_fisher(q: Family, direction: Family) -> Any:

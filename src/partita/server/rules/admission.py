@@ -32,10 +32,10 @@ class Finite(RuleState):
     def admit(self, update: Update, version: int) -> None:
         if update.outcome not in set(Outcome):
             raise MalformedUpdate(update.site, f"outcome: expected one of a solver's, got {update.outcome!r}")
-        reports = Outcome(update.outcome).reports
+        failed = Outcome(update.outcome) is Outcome.NOT_FINITE
         for name in ("expected_log_prob", "expected_log_factor", "expected_log_change", "seconds", "finished_at"):
             value = getattr(update, name)
-            if not reports and name.startswith("expected"):
+            if failed and name.startswith("expected"):
                 continue  # The site says so itself, and its report is not counted.
             if not is_number(value) or not abs(value) <= LARGEST:
                 raise MalformedUpdate(update.site, f"{name}: expected a finite number, got {value}")
