@@ -14,6 +14,7 @@ from partita.server.journals import read_notices, read_strikes
 from partita.server.ledger import Ledger
 from partita.server.rules import Fixed, Limits, Proposal, Remark, RuleState, Setup
 from partita.server.rules.admission import Finite
+from partita.server.rules.base import FreeEnergy
 from partita.server.rules.chain import Chain
 from partita.server.rules.cone import Cone
 from partita.server.rules.limits import Age, TrustRegion
@@ -306,3 +307,15 @@ class TestStrikes:
         self.judge(strikes, Remark(0, "went too far", strike=True))
         strikes.forgive(0)
         assert 0 not in strikes.counts
+
+
+def test_a_free_energy_after_none_at_all_is_no_fall():
+    damper = pt.rules.Auto().init(Setup(sites=4, parallel=True))
+    proposal = propose([0], [PRIOR])
+    damper.observe(FreeEnergy(np.nan))
+    damper.apply(proposal)
+    damper.observe(FreeEnergy(-100.0))
+    assert damper.apply(proposal).wanted == 0.25
+    # What is worse than a number still is.
+    damper.observe(FreeEnergy(-200.0))
+    assert damper.apply(proposal).wanted == 0.0

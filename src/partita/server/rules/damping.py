@@ -167,8 +167,8 @@ class AutoDamper(Damper):
                 return
         elif self.best is not None:
             self._grow(uncertainty)
-        # A value that could not be compared with those before is what those after it are compared with; no number is
-        # not even that.
+        # A value that could not be compared with those before is what those after it are compared with, if it is one:
+        # beside no number everything would look like a fall.
         if math.isfinite(free_energy):
             self.best, self.best_uncertainty = free_energy, seen.error if math.isfinite(seen.error) else 0.0
 

@@ -9,7 +9,7 @@ import numpy as np
 # How many secants say how large the curvature is where nothing was learnt.
 RECENT = 5
 # A way that is no longer, in nats, says more of rounding than of curvature.
-SHORTEST = 1e-14
+OF_ROUNDING = 1e-14
 # What is not zero, where something is divided by it.
 TINY = 1e-12
 
@@ -48,7 +48,7 @@ class Model:
         """The model around the next place, which has learnt from the way there, if that is curved as it should be."""
         way, fall = place - self.place, self.slope - slope
         ways, falls = self.ways, self.falls
-        is_long = nats(way, place) > SHORTEST
+        is_long = nats(way, place) > OF_ROUNDING
         if self.memory and is_long and way @ fall > 1e-10 * np.sqrt((way @ way) * (fall @ fall)):
             ways, falls = [*ways, way][-self.memory :], [*falls, fall][-self.memory :]
         return Model(self.memory, place, value, slope, curvature, ways, falls, self.scaled)
