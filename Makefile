@@ -6,7 +6,8 @@ PIP := -m pip --disable-pip-version-check install --quiet --no-warn-script-locat
 INSTALL = $(BIN)/python $(PIP) --require-hashes -r requirements/$(1).txt && \
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 PIN := .venv-release/bin/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --python-version 3.11
-COMPILE := $(PIN) --generate-hashes --constraints constraints.txt
+# Extras stay in: without, pip looks at the newest release for them first, whose hashes are not known.
+COMPILE := $(PIN) --generate-hashes --no-strip-extras --constraints constraints.txt
 VERSION := $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/partita/_version.py)
 WORKERS ?= 2
 
