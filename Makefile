@@ -2,12 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check install --quiet --no-warn-script-location
-# Nothing is installed whose hash is not known; Partita itself is built with what is there then.
-INSTALL = $(BIN)/python $(PIP) --require-hashes -r requirements/$(1).txt && \
-	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
+# Nothing is installed whose hash is not known; Partita itself is built with what is there then. The files list all that
+# is needed, so pip resolves nothing: it would look at newer releases for extras, whose hashes are in no file.
+INSTALL = $(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/$(1).txt && \
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e . && $(BIN)/python -m pip check --quiet
 PIN := .venv-release/bin/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --python-version 3.11
-# Extras stay in: without, pip looks at the newest release for them first, whose hashes are not known.
-COMPILE := $(PIN) --generate-hashes --no-strip-extras --constraints constraints.txt
+COMPILE := $(PIN) --generate-hashes --constraints constraints.txt
 VERSION := $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/partita/_version.py)
 WORKERS ?= 2
 
@@ -130,7 +130,7 @@ bom: .venv-release/stamp
 # Tools for releases, which are no part of them.
 .venv-release/stamp: requirements/release.txt
 	rm -rf .venv-release && $(PYTHON) -m venv .venv-release
-	.venv-release/bin/python $(PIP) --require-hashes -r requirements/release.txt
+	.venv-release/bin/python $(PIP) --no-deps --require-hashes -r requirements/release.txt
 	touch $@
 
 clean:
