@@ -5,7 +5,7 @@ PIP := -m pip --disable-pip-version-check install --quiet --no-warn-script-locat
 # Nothing is installed whose hash is not known; Partita itself is built with what is there then. The files list all that
 # is needed, so pip resolves nothing: it would look at newer releases for extras, whose hashes are in no file.
 INSTALL = $(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/$(1).txt && \
-	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e . && $(BIN)/python -m pip check --quiet
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 PIN := .venv-release/bin/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --python-version 3.11
 COMPILE := $(PIN) --generate-hashes --constraints constraints.txt
 VERSION := $(shell sed -n 's/__version__ = "\(.*\)"/\1/p' src/partita/_version.py)
@@ -30,6 +30,7 @@ methods: .venv/dev.stamp
 	$(BIN)/partita methods --check --quiet
 
 check: .venv/dev.stamp docs
+	$(BIN)/python -m pip check --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
