@@ -21,6 +21,7 @@ from partita.foundation.keys import canonical_key, read_key, read_public_key
 from partita.foundation.network import split_address
 from partita.models import prior_of
 from partita.wire.messages import largest
+from partita.wire.recipe import Recipe
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -45,6 +46,8 @@ CONTROL, RUNTIME = "/v1/control/", "/v1/runtime/"
 HERE = "127.0.0.1"
 # The most bytes of a request that has no answer in it.
 LARGEST_HEAD = 2**20
+# The most of an answer, where it is not known yet how large the model is: 4,000 coefficients with all covariances.
+LARGEST_UNKNOWN = 2**27
 # Digits of a request's length.
 MOST_DIGITS = 15
 
@@ -207,8 +210,9 @@ def build_gate(folder: ServerFolder, port: int) -> Gate:
     """Flower's app behind the doors of a server's folder."""
     token = operator_token(read_key(folder.keys / "secret"))
     keys = frozenset(read_public_key(folder.public_key(site)) for site in folder.sites)
-    model = folder.recipe.model
-    return Gate(flower_app(folder), port, token, keys, largest(prior_of(model, model.hyper)))
+    model = folder.recipe.settled if isinstance(folder.recipe, Recipe) else None
+    most = LARGEST_UNKNOWN if model is None else largest(prior_of(model, model.hyper))
+    return Gate(flower_app(folder), port, token, keys, most)
 
 
 def _listen(host: str, port: int) -> socket.socket:
