@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,25 @@ from partita.models.base import count_parameters, prior_shapes
 from partita.shards import padded_together
 from partita.site.audit import REFUSED, AuditLog, Reply
 from partita.site.consent import Consent, digest_recipe, pinned
+from partita.site.latest import keep_posterior
 from partita.site.policy import Policy
 from partita.site.settings import SITE, SiteSettings, read_site
 from partita.site.worker import Worker, load_shard
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import Compression, decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import FOREIGN, QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer
+from partita.wire.questions import (
+    FOREIGN,
+    QUESTIONS,
+    About,
+    AboutAnswer,
+    Answer,
+    Evaluate,
+    EvaluateAnswer,
+    Question,
+)
 from partita.wire.recipe import Columns, Recipe
+from partita.wire.tasks import Task
 
 # All that a server hears of what is wrong with a site's data or settings.
 CANNOT = "cannot answer; its own log says why"
@@ -46,6 +58,7 @@ class Site:
         self._known: tuple[Any, ...] = ()
         self._worker: Worker | None = None
         self._like: Family | None = None
+        self._recipe: Recipe | None = None
         # What was wrong last, in words that stay here: they may quote the data.
         self.problem = ""
 
@@ -97,12 +110,20 @@ class Site:
         self._consent.count(kind, policy)
         if kind != "refine":
             question = decode_question(kind, payload, like)
+            self._keep(request, question)
             return encode_answer(type(question), ANSWERED[kind](worker, number, question)), None
         task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
+        self._keep(request, task)
         (update,) = worker.refine([task])
         return encode_update(update, compression), task.version
+
+    def _keep(self, request: dict[str, Any], sent: Task | Question) -> None:
+        """Keep the posterior that was sent, for predictions here. Without it, the site answers all the same."""
+        assert self._recipe is not None
+        with suppress(StorageError):
+            keep_posterior(self.folder / "run", self._recipe, str(request.get("run", "")), sent)
 
     def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family, Policy]:
         settings = read_site(self.folder)
@@ -125,7 +146,7 @@ class Site:
             with SiteNames((settings.name,)).told():
                 (shard,) = padded_together([load_shard(job.model, 0, (X, y))])
             self._worker, self._like = Worker(job, {number: shard}), like
-            self._known = known
+            self._recipe, self._known = recipe, known
         assert self._like is not None
         return self._worker, self._like, settings.policy
 
