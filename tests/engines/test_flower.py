@@ -302,7 +302,9 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     # A site predicts by itself, without the server and without its own process.
     rows = ours.folder.parent / "rows.csv"
     np.savetxt(rows, X[:5], delimiter=",", header=",".join(COLUMNS), comments="", fmt="%.17g")
-    ours.started.pop("site-c").terminate()
+    alone = ours.started.pop("site-c")
+    alone.terminate()
+    alone.wait(40)
     shown = ours.command("predict", ours.site_folder("c"), rows)
     assert shown.startswith("row,probability,low,high\n1,0.")
     assert "from the posterior of version " in shown
