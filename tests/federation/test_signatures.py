@@ -3,17 +3,21 @@
 import base64
 import json
 import shutil
+import sqlite3
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
+from local_fleet import Fleet, make, serve
 from partita.cli import app
 from partita.federation.folders import read_server
 from partita.federation.signatures import SIGNATURES, Signatures, Verifier, name_run
 from partita.foundation.keys import is_signed_by, read_public_key, sign, write_site_key
+from partita.models import prior_of
 from partita.server.journals import read_updates
+from partita.wire.messages import decode_update, encode_update
 from partita.wire.signing import SIGNATURE, Statement
-from local_fleet import Fleet, make, serve
 
 pytest.importorskip("flwr")
 ROUNDS = {"rounds": ("rounds = 20", "rounds = 4")}
@@ -58,7 +62,9 @@ def test_every_update_is_signed_and_anybody_can_check_it(served):
     assert "all 12 updates are signed by their sites" in verify(served, 0)
     # With nothing but the line and the public key.
     row = lines_of(served)[0]
-    told = Statement.of("refine", row["run"], row["site"], row["recipe"], row["version"], base64.b64decode(row["payload"]))
+    told = Statement.of(
+        "refine", row["run"], row["site"], row["recipe"], row["version"], base64.b64decode(row["payload"])
+    )
     key = read_public_key(served.public_key(row["site"]))
     assert is_signed_by(key, told.signed, base64.b64decode(row["signature"]))
     assert row["run"] == name_run(served.run)
@@ -75,6 +81,7 @@ def refuse_after(server, monkeypatch, change):
 def test_a_forged_signature_is_refused_and_nothing_changes(tmp_path, monkeypatch):
     server = make(tmp_path / "server", SITES, minimum=("# minimum = 2", "minimum = 2\ngather = 0.1"), **ROUNDS)
     write_site_key(tmp_path / "other.key", tmp_path / "other.pub")
+
     def forge(kind, reply):
         return {**reply, SIGNATURE: sign(tmp_path / "other.key", b"whatever")} if kind == "refine" else reply
 
@@ -123,7 +130,7 @@ def test_a_signature_of_another_task_is_refused(tmp_path, monkeypatch):
 
 
 def test_what_was_signed_for_another_run_site_or_recipe_does_not_fit(tmp_path, served, monkeypatch):
-        signatures = Signatures(served)
+    signatures = Signatures(served)
     for row in lines_of(served):
         payload, signature = base64.b64decode(row["payload"]), base64.b64decode(row["signature"])
         assert signatures.check(row["site"], "refine", row["version"], payload, signature) == ""
@@ -148,7 +155,6 @@ def test_what_was_signed_for_another_run_site_or_recipe_does_not_fit(tmp_path, s
         (lambda row: {**row, "digest": "0" * 64}, "its signature does not fit"),
         (lambda row: {**row, "key": "SHA256:unknown"}, "which is no key of this site"),
         (lambda row: {**row, "payload": base64.b64encode(b"other").decode()}, "its bytes are not what was signed"),
-        (lambda row: {**row, "payload": None}, None),
         (lambda row: {**row, "site": "nobody"}, "it is not signed"),
     ],
 )
@@ -157,10 +163,6 @@ def test_lines_that_were_changed_are_found(served, change, words):
     write_lines(served, [*rest, change(last)])
     found = verdicts(served)
     assert [fits for fits, _ in found[:-1]] == [True] * 11
-    if words is None:
-        # Nothing is wrong, and less is known.
-        assert found[-1] == (True, "signed with its key; its bytes are not kept")
-        return
     assert not found[-1][0]
     assert words in found[-1][1]
     assert "PROBLEM: update 12 of c, for task 9" in verify(served, 1)
@@ -197,12 +199,34 @@ def test_whatever_is_in_the_file_is_told_and_not_crashed_by(served, line):
     assert "signatures.jsonl" in str(done.exception)
 
 
-def test_factors_that_are_sent_are_compared_with_the_journal_number_by_number(tmp_path, monkeypatch):
+def test_factors_that_are_sent_are_compared_with_the_journal_number_by_number(served):
+    """Also without the bytes that were sent: the journal has the same."""
+    write_lines(served, [{**row, "payload": None} for row in lines_of(served)])
+    assert verdicts(served) == [(True, "signed with its key")] * 12
+    with sqlite3.connect(served.run / "journal.sqlite") as database:
+        (payload,) = database.execute("SELECT payload FROM arrivals WHERE number = 5").fetchone()
+        # The first bit of the change, behind the header.
+        first = 8 + int.from_bytes(payload[:8], "little")
+        changed = payload[:first] + bytes([payload[first] ^ 1]) + payload[first + 1 :]
+        database.execute("UPDATE arrivals SET payload = ? WHERE number = 5", (changed,))
+    assert verdicts(served)[4] == (False, "the journal has other numbers than were signed")
+    assert [fits for fits, _ in verdicts(served)].count(True) == 11
+
+
+def test_messages_are_compared_as_far_as_the_journal_has_what_was_sent(tmp_path, monkeypatch):
     server = make(
-        tmp_path / "server", SITES, solver=("[schedule]", '[solver]\nname = "fixed-point"\n[schedule]'), **ROUNDS
+        tmp_path / "server", SITES, posterior=("[schedule]", 'posterior = "mean-field"\n[schedule]'), **ROUNDS
     )
     assert serve(server, Fleet(server, SITES), monkeypatch)["state"] == "finished"
     assert verdicts(server) == [(True, "signed with its key")] * 12
-    # Without the bytes that were sent: the journal's are the same.
-    write_lines(server, [{**row, "payload": None} for row in lines_of(server)])
-    assert verdicts(server) == [(True, "signed with its key")] * 12
+    rows = lines_of(server)
+    write_lines(server, [{**row, "payload": None} for row in rows])
+    assert verdicts(server)[-1] == (True, "signed with its key; its bytes are not kept")
+    # A number that the site has sent, and is in the journal as it was.
+    write_lines(server, rows)
+    with sqlite3.connect(server.run / "journal.sqlite") as database:
+        (payload,) = database.execute("SELECT payload FROM arrivals WHERE number = 5").fetchone()
+        change = decode_update(1, 3, payload, prior_of(server.recipe.model, server.recipe.model.hyper))
+        changed = encode_update(replace(change, expected_log_prob=change.expected_log_prob + 1))
+        database.execute("UPDATE arrivals SET payload = ? WHERE number = 5", (changed,))
+    assert verdicts(server)[4] == (False, "the journal has other numbers than were signed")

@@ -37,6 +37,7 @@ SIGNATURES, NAME = "signatures.jsonl", "name.json"
 KEPT = 32_768
 # Updates that are told one by one, of those whose signatures do not fit.
 MOST_TOLD = 10
+OTHER = "the journal has other numbers than were signed"
 # Bytes of a line: those of an update in base64, and what is said of it.
 MOST_LINE = 2 * KEPT
 LINE = fields(
@@ -175,7 +176,10 @@ class Verifier:
         self._run, self._recipe = name_run(folder.run), digest_recipe(pinned(recipe.text))
         self._like = prior_of(recipe.model, recipe.model.hyper)
         # Whether what sites send is what the journal has, or a message from which that follows.
-        self._sends_factors = not recipe.job.solver.sends_message(recipe.job.expectation)
+        chosen = folder.settings.choose(recipe.model)
+        self._sends_factors = not chosen.solver.sends_message(chosen.expectation)
+        # Whether the bytes that were sent can be made from the journal.
+        self._is_whole = self._sends_factors and folder.server.compression == "none"
         self._keys: dict[str, dict[str, tuple[bytes, str]]] = {}
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -253,15 +257,15 @@ class Verifier:
             ours = decode_update(site, told.version, kept, self._like)
             sent = encode_update(_as_sent(ours)) if payload is None else _decode(payload)
             again = Statement.of("refine", told.run, told.site, told.recipe, told.version, sent or b"")
+            if again.digest != told.digest and payload is not None:
+                return "its bytes are not what was signed", ""
             if again.digest != told.digest:
-                return (
-                    ("", "; its bytes are not kept") if payload is None else ("its bytes are not what was signed", "")
-                )
+                return (OTHER, "") if self._is_whole else ("", "; its bytes are not kept")
             theirs = decode_update(site, told.version, sent or b"", self._like)
         except MalformedUpdate as error:
             return f"cannot be read: {error.problem}", ""
         if not _agree(ours, theirs, self._sends_factors):
-            return "the journal has other numbers than were signed", ""
+            return OTHER, ""
         return "", ""
 
 
