@@ -76,7 +76,7 @@ def test_a_hierarchy_in_a_file_is_the_same_as_in_one_process(tmp_path, monkeypat
     columns = {"X": ["x", "z"], "ward": "ward", "y": "y"}
     ours = federate(tmp_path, monkeypatch, plan_program(file, columns, {"wards": "ward"}, list(TABLES)))
     state = ours.run()
-    assert state["state"] == "finished", (state["reason"], [gate.problem for gate in ours.gates.values()])
+    assert state["state"] == "finished", state["reason"]
     program = load_file(file, hashlib.sha256(HIERARCHY.encode()).hexdigest(), "model")
     shards, before = [], 0
     for table in TABLES.values():
@@ -92,8 +92,7 @@ def test_a_hierarchy_in_a_file_is_the_same_as_in_one_process(tmp_path, monkeypat
     np.testing.assert_allclose(here.log_evidence, there.log_evidence, rtol=1e-8)
     assert len(here.history) == len(there.history)
     # What wards are called stays where they are, and so does everything else of the table.
-    sent = b"".join(record["payload"] for _, record in ours.grid.sent)
-    assert b"n1" not in sent
+    assert not any(b"n1" in record["payload"] + record.get("agreed", b"") for record in ours.sent)
 
 
 def test_an_own_model_by_its_name_is_the_same_as_in_one_process(tmp_path, monkeypatch):
@@ -104,7 +103,7 @@ def test_an_own_model_by_its_name_is_the_same_as_in_one_process(tmp_path, monkey
     plan = plan_program("hospital_lines:make", {"x": "x", "y": "y"}, {}, list(TABLES))
     ours = federate(tmp_path, monkeypatch, plan)
     state = ours.run()
-    assert state["state"] == "finished", (state["reason"], [gate.problem for gate in ours.gates.values()])
+    assert state["state"] == "finished", state["reason"]
     model = sys.modules["hospital_lines"].make()
     there = pt.fit(model, [{"x": t["x"].to_numpy(), "y": t["y"].to_numpy()} for t in TABLES.values()])
     here = pt.load(ours.result, model=model)

@@ -2,45 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from partita.designs.design import Counts
-from partita.designs.saving import pack_reading, unpack_reading
 from partita.engines.flower import Flower
-from partita.errors import CorruptStorage, PolicyRefusal, RunMismatch
+from partita.federation.agreements import keep_agreement, keep_program
 from partita.federation.folders import ServerFolder
 from partita.fitting import fit, make_run, run_to_end, size_model
 from partita.formulas import Regression
 from partita.formulas.agreement import Agreement, agree
 from partita.formulas.fitting import give_scales, run_agreed
 from partita.formulas.silos import Silos
-from partita.foundation.fields import anything, fields, flag, items, text, whole
-from partita.foundation.files import read_json, replace_file
-from partita.foundation.plain import Row, to_json
-from partita.foundation.text import clean
 from partita.models import AbstractModel, NumPyroModel
 from partita.report.regression import describe, write_regression
 from partita.result import Result
 from partita.server.settings import Settings
 from partita.telemetry import Callback
-from partita.wire.agreed import MOST, Agreed, check_plate
+from partita.wire.agreed import check_plate
 from partita.wire.formula_recipe import FormulaRecipe
 from partita.wire.naming import SiteNames
 from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.recipe import Recipe
-
-Kept = TypeVar("Kept")
-# Where in a run's folder it is kept what sites have agreed on.
-AGREED = "agreed.json"
-AGREEMENT = fields(
-    {
-        "reading": anything,
-        "sites": items(items(anything, 4)),
-        "digest": text(),
-        "largest_group": whole(),
-        "two_valued": items(flag),
-    }
-)
 
 
 def run_recipe(folder: ServerFolder, engine: Flower, callbacks: Sequence[Callback], warn: Callable[[str], Any]) -> None:
@@ -82,11 +63,7 @@ def _run_formula(
         return give_scales(found, float(wanted.prior_scale), float(wanted.noise_scale))
 
     with silos.connected() as connection:
-        agreement = _keep(folder, ask, _pack_agreement, _unpack_agreement)
-        try:
-            recipe.check_reading(agreement.reading)
-        except PolicyRefusal as error:
-            raise RunMismatch(f"{folder.run / AGREED}: sites have agreed on something else: {error.told}") from None
+        agreement = keep_agreement(folder, recipe, ask)
         result = run_agreed(silos, agreement, settings, folder.run, True, callbacks)
     result.save(folder.result)
     found = Regression(agreement.reading, result, None, agreement.counts, agreement.digest, agreement.two_valued)
@@ -104,12 +81,7 @@ def _run_program(
     engine.connect(folder.sites, names)
     try:
         with names.told():
-            model = _keep(
-                folder,
-                lambda: _size_program(engine, program, names),
-                lambda model: _agreed(model).pack(),
-                lambda row: _read_program(Agreed.unpack(row), program),
-            )
+            model = keep_program(folder, program, lambda: _size_program(engine, program, names))
     except BaseException:
         engine.close()
         raise
@@ -122,50 +94,3 @@ def _size_program(engine: Flower, model: AbstractModel, names: SiteNames) -> Abs
     if isinstance(found, NumPyroModel):
         check_plate(found)
     return found
-
-
-def _agreed(model: AbstractModel) -> Agreed:
-    found = Agreed.of(model)
-    assert found is not None
-    return found
-
-
-def _read_program(agreed: Agreed, model: AbstractModel) -> AbstractModel:
-    if not isinstance(model, NumPyroModel) or agreed.program is None:
-        raise ValueError("sites have agreed on something else than this program")
-    return replace(model.with_layout(agreed.program), group_rows=agreed.group_rows)
-
-
-def _keep(
-    folder: ServerFolder, ask: Callable[[], Kept], pack: Callable[[Kept], Row], unpack: Callable[[Row], Kept]
-) -> Kept:
-    """What sites have agreed on in this run: what is kept, where it has begun; else what they answer now, kept."""
-    path = folder.run / AGREED
-    if not (folder.has_run and path.exists()):
-        replace_file(path, to_json(pack(ask())).encode(), durable=True)
-    try:
-        return unpack(read_json(path, MOST))
-    except Exception as error:
-        # Designs go through formulaic too, whose errors are of many kinds.
-        raise CorruptStorage(f"{path}: does not say what sites have agreed on: {clean(error)}") from error
-
-
-def _pack_agreement(agreement: Agreement) -> Row:
-    return {
-        "reading": pack_reading(agreement.reading),
-        "sites": [[name, one.rows, one.groups, one.missing] for name, one in agreement.counts.items()],
-        "digest": agreement.digest,
-        "largest_group": agreement.largest_group,
-        "two_valued": list(agreement.two_valued),
-    }
-
-
-def _unpack_agreement(row: Row) -> Agreement:
-    AGREEMENT(row, "agreement")
-    return Agreement(
-        unpack_reading(row["reading"]),
-        {str(name): Counts(*rest) for name, *rest in row["sites"]},
-        row["digest"],
-        row["largest_group"],
-        tuple(row["two_valued"]),
-    )

@@ -154,7 +154,6 @@ def plan_program(
         local: for the plate of groups, the argument that names them.
         sites: their names.
     """
-    is_file = isinstance(program, Path)
     code = (
         f"file = {_toml(program.name)}\nsha256 = {_toml(digest_file(program))}\n# What it is called in the file.\n"
         'function = "model"'
@@ -167,7 +166,9 @@ def plan_program(
     names = [name for one in columns.values() for name in ([one] if isinstance(one, str) else one)]
     if not names:
         raise InputError("columns: expected a column, or a list of columns, for each argument of the program")
-    return Plan(recipe, _open_rounds(sites), tuple(dict.fromkeys(names)), program if is_file else None)
+    return Plan(
+        recipe, _open_rounds(sites), tuple(dict.fromkeys(names)), program if isinstance(program, Path) else None
+    )
 
 
 def _open_rounds(sites: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """The gate of a federation's site: which questions of a server it answers, after its person and policy were asked."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,13 +13,16 @@ from partita.foundation.text import MOST_REASON, clean
 from partita.site.audit import REFUSED, AuditLog, Reply
 from partita.site.consent import Consent, digest_recipe, pinned
 from partita.site.held import Held
+from partita.site.latest import keep_posterior
 from partita.site.policy import KINDS, Policy
 from partita.site.settings import read_site
 from partita.wire.base_recipe import BaseRecipe
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import Compression, decode_task, encode_update
-from partita.wire.questions import FOREIGN, QUESTIONS
+from partita.wire.questions import FOREIGN, QUESTIONS, Question
+from partita.wire.recipe import Recipe
 from partita.wire.recipes import parse_recipe
+from partita.wire.tasks import Task
 
 # All that a server hears of what is wrong with a site's data or settings.
 CANNOT = "cannot answer; its own log says why"
@@ -42,6 +46,8 @@ class Site:
         self._recipe: BaseRecipe | None = None
         # What was wrong last, in words that stay here: they may quote the data.
         self.problem = ""
+        # What was written down of the latest reply.
+        self.noted = Reply("")
 
     def answer(self, kind: str, request: dict[str, Any]) -> dict[str, Any]:
         """The payload that was asked for; or what is wrong, as far as it is the server's business.
@@ -60,6 +66,7 @@ class Site:
             reply = {"error": words}
             why = error.key if isinstance(error, PolicyRefusal) else type(error).__name__
             note = replace(about, outcome=REFUSED, content=words.encode(), why=why)
+        self.noted = note
         try:
             self._audit.note(note)
         except StorageError as error:
@@ -84,13 +91,22 @@ class Site:
         self._consent.count(kind, policy)
         if kind != "refine":
             question = decode_question(kind, asked.payload, held.like)
+            self._keep(request, question)
             return encode_answer(type(question), held.answer(question)), None
         if held.like is None:
             raise MalformedMessage("task: comes before sites have agreed on what is computed")
         task = decode_task(asked.payload, held.like)
         if task.site != asked.site:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {asked.site}")
+        self._keep(request, task)
         return encode_update(held.refine(task), asked.compression), task.version
+
+    def _keep(self, request: dict[str, Any], sent: Task | Question) -> None:
+        """Keep the posterior that was sent, for predictions here. Without it, the site answers all the same."""
+        if not isinstance(self._recipe, Recipe):
+            return
+        with suppress(StorageError):
+            keep_posterior(self.folder / "run", self._recipe, str(request.get("run", "")), sent)
 
     def _ready(self, kind: str, asked: "Asked") -> tuple[Held, Policy]:
         """The data, ready for a question of this kind; and the policy."""
