@@ -85,8 +85,10 @@ def check_same(ours, there):
     ],
 )
 def test_a_formula_across_the_wall_is_the_same_as_in_one_process(federate, formula, family):
-    ours = federate(formula, family)
+    # Programs with groups are slow to compile, once for each number of rows.
+    tables = {name: TABLES[name] for name in NAMES[:2]} if "|" in formula else TABLES
+    ours = federate(formula, family, tables)
     state = ours.run()
     assert state["state"] == "finished", state["reason"]
-    there = pt.regress(formula, TABLES, family=family, quiet=True)
+    there = pt.regress(formula, tables, family=family, quiet=True)
     check_same(ours, there)

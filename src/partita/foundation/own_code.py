@@ -34,15 +34,21 @@ def load_file(path: Path, digest: str, name: str) -> Any:
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         raise InputError(f"{path}: its SHA-256 is {found}, and not {digest}: it is not the file that was agreed on")
-    # By its content, so that it can be told from another with the same name.
-    module = ModuleType(f"partita_own_{digest[:16]}")
+    # By its content, so that it can be told from another with the same name. Once: what is compiled of it is kept.
+    known = f"partita_own_{digest}"
+    return _take(sys.modules.get(known) or _run(known, content, path), name, str(path))
+
+
+def _run(known: str, content: bytes, path: Path) -> ModuleType:
+    module = ModuleType(known)
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module
+    sys.modules[known] = module
     try:
         exec(compile(content, str(path), "exec"), module.__dict__)
     except Exception as error:
+        del sys.modules[known]
         raise InputError(f"{path}: fails when it is run: {reason(error)}") from error
-    return _take(module, name, str(path))
+    return module
 
 
 def digest_file(path: Path) -> str:
