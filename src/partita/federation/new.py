@@ -70,6 +70,13 @@ def federation_file_text(
     """What the file of a new server says."""
     predicted = "# This model predicts nothing." if target is None else f"target = {_toml(target)}"
     suggested = MODELS[model].suggested.items() if model in MODELS else ()
+    moves_far = model in MODELS and (MODELS[model].drawn or not MODELS[model].takes_target)
+    limited = "# " if moves_far else ""
+    held_back = (
+        "models like this move by hundreds and more, see `change` in a run's history"
+        if moves_far
+        else "the first ones of large tables are taken in parts"
+    )
     settings = "".join(
         f"# {words[0].upper()}{words[1:]}.\n{key} = {_toml(value)}\n" for key, (value, words) in suggested
     )
@@ -93,10 +100,10 @@ rounds = 20
 
 # What updates may do before they are held back, or their site is not asked again; see docs/server.md.
 [limits]
-# Nats by which one update may move the posterior; the first ones of large tables and of networks are taken in parts.
-change = 100.0
+# Nats by which one update may move the posterior; {held_back}.
+{limited}change = 100.0
 # Nats by which all updates of one site may move it over the run, each on its own; then the site is quarantined.
-total = 10000.0
+{limited}total = 10000.0
 strikes = 3
 # Updates of others that may have been folded since a site was asked.
 staleness = {max(100, 10 * len(sites))}
