@@ -533,7 +533,7 @@ def test_28_no_link_is_followed(tmp_path):
 @pytest.mark.parametrize("size", ["0" * 20 + "99999999", "9" * 30, "-1", "1e3", ""])
 def test_17_lengths_that_are_none_or_too_long_are_refused(size, monkeypatch):
     monkeypatch.setattr(link, "is_signed", lambda headers, keys: True)
-    gate = link.Gate(None, 1, "token", frozenset(), 1000)
+    gate = link.Gate(None, 1, "token", dict, 1000)
     scope = {"type": "http", "method": "POST", "path": link.PUSH, "server": ("127.0.0.1", 2)}
     assert gate._status({**scope, "headers": [(b"content-length", size.encode())]}) == 413
     assert gate._status({**scope, "headers": [(b"content-length", b"1000")]}) == 200
@@ -548,4 +548,4 @@ def test_17_keys_of_unknown_kinds_are_no_keys(key):
 
     values = (b64encode(key).decode(), "AAAA", now().isoformat())
     names = (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
-    assert not link.is_signed({n.lower(): v for n, v in zip(names, values, strict=True)}, [])
+    assert not link.is_signed({n.lower(): v for n, v in zip(names, values, strict=True)}, dict)

@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from gates import run_through_gates, write_folders
 from numpy.testing import assert_allclose
 from sklearn.datasets import load_digits, load_iris, load_wine
 
 import partita as pt
+from gates import run_through_gates, write_folders
 from partita.federation.folders import read_server
 from partita.server.schedules import Synchronous
 

@@ -156,3 +156,26 @@ def readmit(folder: Folder, site: SiteName) -> None:
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "readmitted"))
+
+
+@federation.command()
+def verify(folder: Folder, json: Json = False) -> None:
+    """Check of every update in a server's journal that its site has signed it.
+
+    DIR is the server's folder. The exit code is 1, if there is one whose signature is missing or does not fit.
+    """
+    from partita.federation.folders import read_server
+    from partita.federation.signatures import Tally, Verifier
+    from partita.foundation.plain import to_json
+
+    tally = Tally()
+    for verdict in Verifier(read_server(folder)).verdicts():
+        tally.add(verdict)
+        if json:
+            typer.echo(to_json(verdict.row()))
+    if json:
+        typer.echo(to_json({"event": "summary", **tally.row()}))
+    else:
+        for line in tally.describe():
+            typer.echo(line)
+    raise typer.Exit(1 if tally.missing else 0)

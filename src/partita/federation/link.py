@@ -11,13 +11,13 @@ import hashlib
 import hmac
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from partita.federation.folders import ServerFolder, read_server
-from partita.foundation.keys import canonical_key, read_key, read_public_key
+from partita.foundation.keys import canonical_key, read_key
 from partita.foundation.network import split_address
 from partita.models import prior_of
 from partita.wire.messages import largest
@@ -62,14 +62,14 @@ class Gate:
         app: Flower's.
         port: of the door that is for this machine.
         token: what the operator shows there.
-        keys: of sites, as `canonical_key` writes them.
+        keys: of sites as they are now, as `canonical_key` writes them, by name.
         largest: the most bytes of an answer, without what Flower says about it.
     """
 
     app: App
     port: int
     token: str = field(repr=False)
-    keys: frozenset[bytes]
+    keys: Callable[[], Mapping[str, bytes]]
     largest: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,7 +114,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def is_signed(headers: dict[str, str], keys: Iterable[bytes]) -> bool:
+def is_signed(headers: dict[str, str], keys: Callable[[], Mapping[str, bytes]]) -> bool:
     """Whether a key of ours has signed a time that is now; looked at before anything of the request is read."""
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -126,7 +126,7 @@ def is_signed(headers: dict[str, str], keys: Iterable[bytes]) -> bool:
         signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.lower()], validate=True)
         time = headers[TIMESTAMP_HEADER.lower()]
         age = (now() - datetime.datetime.fromisoformat(time)).total_seconds()
-        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE or canonical_key(key) not in keys:
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE or canonical_key(key) not in keys().values():
             return False
         return verify_signature(bytes_to_public_key(key), time.encode("ascii"), signature)
     except Exception:
@@ -206,9 +206,9 @@ def flower_app(folder: ServerFolder) -> Any:
 def build_gate(folder: ServerFolder, port: int) -> Gate:
     """Flower's app behind the doors of a server's folder."""
     token = operator_token(read_key(folder.keys / "secret"))
-    keys = frozenset(read_public_key(folder.public_key(site)) for site in folder.sites)
+    folder.members.check()
     model = folder.recipe.model
-    return Gate(flower_app(folder), port, token, keys, largest(prior_of(model, model.hyper)))
+    return Gate(flower_app(folder), port, token, folder.members.keys, largest(prior_of(model, model.hyper)))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -5,16 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.engines.flower import Flower, Peer
+from partita.engines.flower import Flower
+from partita.engines.peers import Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, read_server
+from partita.federation.signatures import Signatures
 from partita.federation.state import Requests, State, describe_peer, write_state
 from partita.fitting import fit
-from partita.foundation.keys import canonical_key, read_public_key
+from partita.foundation.keys import canonical_key
 from partita.foundation.locks import hold_lock, lock_holder
 from partita.foundation.logs import open_log
 from partita.foundation.plain import Row
 from partita.server.events import Event
+from partita.wire.signing import RUN
 
 # Seconds that are waited for an earlier server, which is about to find out that it is not wanted any more.
 PATIENCE = 30.0
@@ -89,18 +92,20 @@ def run(grid: Any, path: Path, attempt: str) -> None:
 
 def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     server = folder.server
-    keys = {site: read_public_key(folder.public_key(site)) for site in folder.sites}
+    members, signatures = folder.members, Signatures(folder)
+    members.check()
     engine = Flower(
         grid,
-        folder.recipe.greeting,
+        {**folder.recipe.greeting, RUN: signatures.run},
         minimum=0 if folder.has_run else server.minimum,
         timeout=server.timeout,
         patience=server.patience,
         gather=server.gather,
         compression=server.compression,
-        is_known=lambda node: canonical_key(node.public_key) == keys.get(node.name),
+        is_known=lambda node: canonical_key(node.public_key) == members.keys().get(node.name),
         requests=Requests(folder),
         watch=reporter.watch,
+        notary=signatures,
     )
     result = fit(
         folder.recipe.model,

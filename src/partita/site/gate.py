@@ -48,6 +48,8 @@ class Site:
         self._like: Family | None = None
         # What was wrong last, in words that stay here: they may quote the data.
         self.problem = ""
+        # What was written down of the latest reply.
+        self.noted = Reply("")
 
     def answer(self, kind: str, request: dict[str, Any]) -> dict[str, Any]:
         """The payload that was asked for; or what is wrong, as far as it is the server's business.
@@ -66,6 +68,7 @@ class Site:
             reply = {"error": words}
             why = error.key if isinstance(error, PolicyRefusal) else type(error).__name__
             note = replace(about, outcome=REFUSED, content=words.encode(), why=why)
+        self.noted = note
         try:
             self._audit.note(note)
         except StorageError as error:
