@@ -299,6 +299,16 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     assert 'partita_site_ready{site="b"} 1.0\n' in metrics
     ours.kill_server()
     assert ours.status()["state"] == "stopped"
+    # A site predicts by itself, without the server and without its own process.
+    rows = ours.folder.parent / "rows.csv"
+    np.savetxt(rows, X[:5], delimiter=",", header=",".join(COLUMNS), comments="", fmt="%.17g")
+    alone = ours.started.pop("site-c")
+    alone.terminate()
+    alone.wait(40)
+    shown = ours.command("predict", ours.site_folder("c"), rows)
+    assert shown.startswith("row,probability,low,high\n1,0.")
+    assert "from the posterior of version " in shown
+    ours.start_sites("c")
     assert "there is a run already" in ours.command("serve", ours.folder, code=2)
     ours.start("serve", "resume", ours.folder)
     assert ours.started["serve"].wait(300) == 0
@@ -307,6 +317,12 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     assert distance(result.posterior, there.posterior) < 1e-9
     np.testing.assert_allclose(result.log_evidence, there.log_evidence, rtol=1e-9)
     assert ours.status()["state"] == "finished"
+    out = ours.folder.parent / "predicted.csv"
+    ours.command("predict", ours.site_folder("a"), rows, "--out", out)
+    predicted = np.loadtxt(out, delimiter=",", skiprows=1)
+    wanted = np.column_stack([result.predict_proba(X[:5])[:, 1], result.predict_interval(X[:5])[:, 1]])
+    # The command compiles for itself, without the options that tests have.
+    np.testing.assert_allclose(predicted[:, 1:], wanted, rtol=1e-12)
     ours.command("report", ours.folder)
     assert "Federation federation" in (ours.folder / "report.html").read_text()
     # More rounds of the same run.

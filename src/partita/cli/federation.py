@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import Quiet
-from partita.cli.site import SiteFolder, approve, site_commands
+from partita.cli.site import SiteFolder, approve, predict, site_commands
 
 federation = typer.Typer()
 federation.add_typer(site_commands, name="site")
+federation.command("predict")(predict)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 SiteName = Annotated[str, typer.Argument(metavar="SITE", help="The site's name, as in federation.toml.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]

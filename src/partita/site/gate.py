@@ -1,6 +1,7 @@
 """The gate of a federation's site: which questions of a server it answers, after its person and policy were asked."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,15 @@ from partita.site.answering import answer_questions
 from partita.site.audit import REFUSED, AuditLog, Reply
 from partita.site.consent import Consent, digest_recipe, pinned
 from partita.site.holder import Holder
+from partita.site.latest import keep_posterior
 from partita.site.policy import KINDS, Policy
 from partita.site.settings import SITE, SiteSettings, read_site
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import Compression, decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import FOREIGN, QUESTIONS
+from partita.wire.questions import FOREIGN, QUESTIONS, Question
 from partita.wire.recipe import Columns, Recipe
+from partita.wire.tasks import Task
 
 # All that a server hears of what is wrong with a site's data or settings.
 CANNOT = "cannot answer; its own log says why"
@@ -46,6 +49,7 @@ class Site:
         self._known: tuple[Any, ...] = ()
         self._holder: Holder | None = None
         self._like: Family | None = None
+        self._recipe: Recipe | None = None
         # What was wrong last, in words that stay here: they may quote the data.
         self.problem = ""
         # What was written down of the latest reply.
@@ -100,12 +104,20 @@ class Site:
         self._consent.count(kind, policy)
         if kind != "refine":
             question = decode_question(kind, payload, like)
+            self._keep(request, question)
             return encode_answer(type(question), answer_questions(holder, {number: question})[number]), None
         task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
+        self._keep(request, task)
         (update,) = holder.worker.refine([task])
         return encode_update(update, compression), task.version
+
+    def _keep(self, request: dict[str, Any], sent: Task | Question) -> None:
+        """Keep the posterior that was sent, for predictions here. Without it, the site answers all the same."""
+        assert self._recipe is not None
+        with suppress(StorageError):
+            keep_posterior(self.folder / "run", self._recipe, str(request.get("run", "")), sent)
 
     def _ready(self, kind: str, number: int, text: str, digest: str, version: str) -> tuple[Holder, Family, Policy]:
         """The data, ready for a question of this kind, with what densities are like, and the policy."""
@@ -135,7 +147,7 @@ class Site:
                 # Rows without anything, such as documents without words, do not count.
                 policy.check_rows(counts[number], parameters)
                 holder.prepare(agree_on_sizes(counts))
-            self._holder, self._like = holder, like
+            self._holder, self._like, self._recipe = holder, like, recipe
             self._known = known
         assert self._like is not None
         return self._holder, self._like, policy
