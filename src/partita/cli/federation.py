@@ -26,7 +26,9 @@ def new_federation(
     sites: Annotated[str, typer.Option(help="Names of sites, separated by commas.")] = "a,b,c",
     address: Annotated[str, typer.Option(help="Where sites will reach the server, host:port.")] = "127.0.0.1:9092",
     features: Annotated[str, typer.Option(help="Columns to predict from, separated by commas.")] = "x1,x2",
-    target: Annotated[str, typer.Option(help="The column to predict.")] = "y",
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict; y if not given, where the model predicts one.")
+    ] = None,
     model: Annotated[str, typer.Option(help="As in `partita run`.")] = "logistic-regression",
 ) -> None:
     """Make the folder of a server and one for every site, with keys and certificates.
@@ -35,9 +37,12 @@ def new_federation(
     """
     from partita.engines.flower import import_flower
     from partita.federation.new import make_federation
+    from partita.models import REGISTRY
 
     import_flower()
-    for path in make_federation(folder, _split(sites), address, _split(features), target.strip(), model):
+    predicts = model not in REGISTRY or REGISTRY[model].takes_target
+    predicted = target.strip() if target is not None else "y" if predicts else None
+    for path in make_federation(folder, _split(sites), address, _split(features), predicted, model):
         typer.echo(path)
     typer.echo(f"read {folder / 'README.md'} next")
 
