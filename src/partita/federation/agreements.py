@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from partita.designs.design import Counts
 from partita.designs.regressions import rebuild_model
@@ -58,7 +58,7 @@ def find_model(folder: ServerFolder) -> AbstractModel:
     return keep_program(folder, recipe.model, _complain)
 
 
-def _complain() -> Kept:
+def _complain() -> NoReturn:
     raise InputError("there is no run yet: sites have not agreed on anything")
 
 

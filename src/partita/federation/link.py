@@ -212,7 +212,7 @@ def build_gate(folder: ServerFolder, port: int) -> Gate:
     folder.members.check()
     model = folder.recipe.settled if isinstance(folder.recipe, Recipe) else None
     most = LARGEST_UNKNOWN if model is None else largest(prior_of(model, model.hyper))
-    return Gate(flower_app(folder), port, token, folder.members.keys, most)
+    return Gate(flower_app(folder), port, token, folder.members.current, most)
 
 
 def _listen(host: str, port: int) -> socket.socket:

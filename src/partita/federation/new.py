@@ -16,6 +16,7 @@ from partita.foundation.keys import write_certificates, write_secret, write_site
 from partita.foundation.locks import private_folder
 from partita.foundation.network import split_address
 from partita.foundation.own_code import digest_file
+from partita.models import REGISTRY as MODELS
 from partita.site.settings import SITE, site_file_text
 from partita.wire.naming import check_site_names
 
@@ -23,7 +24,7 @@ from partita.wire.naming import check_site_names
 @dataclass(frozen=True)
 class Plan:
     """What a new federation computes: the sections of its file that sites are told, those that say how it is run, and
-    the columns that are read, the last of which is predicted."""
+    the columns that are read."""
 
     recipe: str
     rounds: str
@@ -33,9 +34,9 @@ class Plan:
 
 
 def make_federation(
-    path: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str
+    path: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str | None, model: str
 ) -> list[Path]:
-    """Make the folder of a server and one for every site; what was made, to be told."""
+    """Make the folder of a server and one for every site; what was made, to be told. Not all models have a target."""
     return make_planned(path, sites, address, plan_model(features, target, model, sites))
 
 
@@ -72,7 +73,7 @@ def _write_federation(made: Path, sites: Sequence[str], address: str, plan: Plan
         folder = made / "for-sites" / site
         write_site_key(folder / "site.key", made / "sites" / f"{site}.pub")
         shutil.copyfile(made / "keys" / "ca.crt", folder / "ca.crt")
-        texts[f"for-sites/{site}/{SITE}"] = site_file_text(site, address, plan.columns[:-1], plan.columns[-1])
+        texts[f"for-sites/{site}/{SITE}"] = site_file_text(site, address, plan.columns, None)
         if plan.program is not None:
             shutil.copyfile(plan.program, folder / plan.program.name)
     if plan.program is not None:
@@ -87,17 +88,31 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def federation_file_text(sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str) -> str:
+def federation_file_text(
+    sites: Sequence[str], address: str, features: Sequence[str], target: str | None, model: str
+) -> str:
     """What the file of a federation with a model of the registry says."""
     return _file_text(sites, address, plan_model(features, target, model, sites))
 
 
-def plan_model(features: Sequence[str], target: str, model: str, sites: Sequence[str]) -> Plan:
+def plan_model(features: Sequence[str], target: str | None, model: str, sites: Sequence[str]) -> Plan:
     """A model of the registry, and columns of numbers."""
+    predicted = "# This model predicts nothing." if target is None else f"target = {_toml(target)}"
+    suggested = MODELS[model].suggested.items() if model in MODELS else ()
+    moves_far = model in MODELS and (MODELS[model].drawn or not MODELS[model].takes_target)
+    limited = "# " if moves_far else ""
+    held_back = (
+        "models like this move by hundreds and more, see `change` in a run's history"
+        if moves_far
+        else "the first ones of large tables are taken in parts"
+    )
+    settings = "".join(
+        f"# {words[0].upper()}{words[1:]}.\n{key} = {_toml(value)}\n" for key, (value, words) in suggested
+    )
     recipe = f"""\
 [columns]
 features = {_toml(list(features))}
-target = {_toml(target)}
+{predicted}
 # Subtracted from each feature, and what is left divided by: the same numbers at every site.
 # centre = {json.dumps([0.0] * len(features))}
 # scale = {json.dumps([1.0] * len(features))}
@@ -106,7 +121,7 @@ target = {_toml(target)}
 
 [model]
 name = {_toml(model)}
-"""
+{settings}"""
     rounds = f"""\
 [schedule]
 name = "synchronous"
@@ -114,15 +129,15 @@ rounds = 20
 
 # What updates may do before they are held back, or their site is not asked again; see docs/server.md.
 [limits]
-# Nats by which one update may move the posterior; the first ones of large tables and of networks are taken in parts.
-change = 100.0
+# Nats by which one update may move the posterior; {held_back}.
+{limited}change = 100.0
 # Nats by which all updates of one site may move it over the run, each on its own; then the site is quarantined.
-total = 10000.0
+{limited}total = 10000.0
 strikes = 3
 # Updates of others that may have been folded since a site was asked.
 staleness = {_find_staleness(sites)}
 """
-    return Plan(recipe, rounds, (*features, target))
+    return Plan(recipe, rounds, (*features, *([] if target is None else [target])))
 
 
 def plan_formula(formula: str, family: str, sites: Sequence[str]) -> Plan:

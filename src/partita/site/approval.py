@@ -70,7 +70,8 @@ def _describe_columns(recipe: BaseRecipe, settings: SiteSettings) -> str:
 
     if isinstance(recipe, Recipe):
         features = ", ".join(map(show, recipe.columns.features))
-        return f"reads of each row: {features}, to predict {show(recipe.columns.target)}; no other column"
+        target = "nothing" if recipe.columns.target is None else show(recipe.columns.target)
+        return f"reads of each row: {features}, to predict {target}; no other column"
     return f"reads of each row: {', '.join(map(show, recipe.reads))}; no other column"
 
 

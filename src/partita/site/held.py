@@ -98,6 +98,10 @@ class Held:
         self._check_padding(agreed)
         job = replace(self._recipe.job_of(model, reading), names=self._names)
         self._shard_rows = self._holder.load(job, {})[self._number]
+        if agreed is None:
+            # Rows without anything, such as documents without words, do not count.
+            self._policy.check_rows(self._shard_rows)
+            self._policy.check_parameters_per_row(count_parameters(model, like), self._shard_rows)
         self.like = like
 
     def _settle(self, agreed: Agreed | None) -> AbstractModel:

@@ -56,17 +56,19 @@ def _check_names(recipe: BaseRecipe, settings: SiteSettings) -> None:
 
 def _read_numbers(recipe: Recipe, settings: SiteSettings) -> Source:
     columns = recipe.columns
-    X, y = read_table(settings, columns)
-    inputs = [Cells(name, column, False) for name, column in zip(columns.features, X.T, strict=True)]
-    return Source((X, y), len(y), [*inputs, Cells(columns.target, y, columns.classes > 2)])
+    table = read_table(settings, columns)
+    has_classes = columns.classes > 2
+    named = zip(columns.names, np.column_stack(table).T, strict=True)
+    cells = [Cells(name, column, has_classes and name == columns.target) for name, column in named]
+    return Source(table if recipe.model.takes_target else table[0], len(table[0]), cells)
 
 
-def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """This site's features and target, scaled as everybody's are."""
-    names = (*columns.features, columns.target)
-    _, table = read_columns(settings.data, [settings.columns.get(name, name) for name in names])
-    table = table * np.array([settings.units.get(name, 1.0) for name in names])
-    return columns.scale_rows(table[:, :-1]), table[:, -1]
+def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, ...]:
+    """This site's features, scaled as everybody's are; and the target, if there is one."""
+    _, table = read_columns(settings.data, [settings.columns.get(name, name) for name in columns.names])
+    table = table * np.array([settings.units.get(name, 1.0) for name in columns.names])
+    X, *target = np.split(table, [len(columns.features)], axis=1)
+    return columns.scale_rows(X), *(column[:, 0] for column in target if column.size)
 
 
 def read_named(settings: SiteSettings, names: Sequence[str]) -> Any:

@@ -1,7 +1,8 @@
 """What a server and its sites have to agree on: columns, model, solver. Sites are told it with every message."""
 
 import inspect
-from dataclasses import dataclass, fields
+import json
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any, Self, get_type_hints
 
@@ -24,7 +25,7 @@ from partita.wire.questions import About, Evaluate, Question
 # More classes than anybody's labels have.
 MOST_CLASSES = 1_000_000
 # Settings of models that follow from the data, or that a file cannot hold.
-DERIVED = ("features", "classes", "layers", "params", "given_prior")
+DERIVED = ("features", "words", "classes", "layers", "params", "given_prior")
 Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
@@ -32,20 +33,20 @@ Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 class Columns:
     """What every site's table has to have, under these names or its own.
 
-    `centre` is subtracted and what is left divided by `scale`, column by column, the same at every site.
+    `centre` is subtracted and what is left divided by `scale`, column by column, the same at every site. Models that
+    predict nothing have no target.
     """
 
     features: tuple[str, ...]
-    target: str
+    target: str | None = None
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
     classes: int = 2
 
     def __post_init__(self) -> None:
-        names = (*self.features, self.target)
-        if not self.features or not all(names):
+        if not self.features or not all(self.names):
             raise InputError("features: expected names of columns")
-        if len(set(names)) < len(names):
+        if len(set(self.names)) < len(self.names):
             raise InputError("features: a column is named twice, or is the target too")
         check_count("", classes=self.classes)
         if self.classes > MOST_CLASSES:
@@ -60,10 +61,14 @@ class Columns:
     @classmethod
     def read(cls, file: SettingsFile, table: Table) -> Self:
         """The section [columns] of a file."""
-        for name in ("features", "target"):
-            if name not in table:
-                raise file.error("columns", name, "is missing: name the columns that every site has")
+        if "features" not in table:
+            raise file.error("columns", "features", "is missing: name the columns that every site has")
         return file.build("columns", cls, table)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that is read, the target last if there is one."""
+        return self.features if self.target is None else (*self.features, self.target)
 
     @property
     def design(self) -> Row:
@@ -71,7 +76,7 @@ class Columns:
         number = len(self.features)
         return {
             "columns": list(self.features),
-            "target": self.target,
+            **({} if self.target is None else {"target": self.target}),
             "centre": list(self.centre or [0.0] * number),
             "unit": list(self.scale or [1.0] * number),
         }
@@ -97,17 +102,35 @@ class ModelChoice:
         hints, sizes = get_type_hints(kind), get_type_hints(kind.for_data)
         known = {field.name: hints[field.name] for field in fields(kind) if field.name not in DERIVED}
         parameters = inspect.signature(kind.for_data).parameters.values()
-        known |= {one.name: sizes[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY}
+        asked = {one.name: one for one in parameters if one.kind is one.KEYWORD_ONLY}
+        known |= {key: sizes[key] for key in asked}
+        needed = {field.name for field in fields(kind) if field.default is MISSING} & (known.keys() - asked.keys())
+        needed |= {key for key, one in asked.items() if one.default is one.empty}
+        for key in sorted(needed - table.keys()):
+            value, words = kind.suggested[key]
+            raise file.error("model", key, f"is missing: {words}; {key} = {json.dumps(value)}, for example")
         return cls(name, file.convert("model", without_name(table), known))
 
-    def build(self, X: np.ndarray, y: np.ndarray) -> AbstractModel:
+    @property
+    def takes_target(self) -> bool:
+        """Whether there is a column that it predicts."""
+        return MODELS[self.name].takes_target
+
+    def build(self, X: np.ndarray, y: Any) -> AbstractModel:
         """The model, with what follows from the data filled in."""
-        kind: Any = MODELS[self.name]
         try:
-            model: AbstractModel = kind.for_data(X, y, **self.settings)
+            model = MODELS[self.name].for_data(X, y, **self.settings)
         except (InputError, TypeError) as error:
             raise ConfigError(f"[model] {error}") from None
         return model
+
+
+def check_target(file: SettingsFile, columns: Columns, choice: ModelChoice) -> None:
+    """Check that there is a column to predict where the model predicts one, and none where it does not."""
+    if choice.takes_target and columns.target is None:
+        raise file.error("columns", "target", f"is missing: name the column that {choice.name} predicts")
+    if not choice.takes_target and columns.target is not None:
+        raise file.error("columns", "target", f"is not for {choice.name}, which predicts nothing: leave it out")
 
 
 def read_solver(file: SettingsFile, tables: Table) -> Solver | None:
@@ -137,10 +160,13 @@ class Recipe(BaseRecipe):
             waits: whether a round waits for all who were asked.
             once: whether every site is asked only once.
         """
+        columns = Columns.read(file, tables.get("columns", {}))
+        model_choice = ModelChoice.read(file, tables.get("model", {}))
+        check_target(file, columns, model_choice)
         return cls(
             text=write_text(file, tables, waits, once),
-            columns=Columns.read(file, tables.get("columns", {})),
-            model_choice=ModelChoice.read(file, tables.get("model", {})),
+            columns=columns,
+            model_choice=model_choice,
             solver=read_solver(file, tables),
             seed=read_seed(file, tables),
             learns_hyper="hyper" in tables,
@@ -154,7 +180,7 @@ class Recipe(BaseRecipe):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return (*self.columns.features, self.columns.target)
+        return self.columns.names
 
     @property
     def questions(self) -> tuple[str, ...]:
