@@ -15,4 +15,5 @@ nobody = ClientApp()
 def run_server(grid: Grid, context: Context) -> None:
     from partita.federation.server import run
 
-    run(grid, Path(str(context.run_config["folder"])), str(context.run_config["attempt"]))
+    settings = context.run_config
+    run(grid, Path(str(settings["folder"])), str(settings["attempt"]), int(str(settings["port"])))

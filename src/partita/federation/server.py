@@ -8,6 +8,7 @@ from typing import Any
 from partita.engines.flower import Flower, Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, read_server
+from partita.federation.messenger import LinkLost, Messenger
 from partita.federation.state import Requests, State, describe_peer, write_state
 from partita.fitting import fit
 from partita.foundation.keys import canonical_key, read_public_key
@@ -69,16 +70,26 @@ class Reporter:
         write_state(self._folder, row)
 
 
-def run(grid: Any, path: Path, attempt: str) -> None:
-    """Run, or carry on with the run, in a federation's folder."""
+def run(grid: Any, path: Path, attempt: str, port: int) -> None:
+    """Run, or carry on with the run, in a federation's folder.
+
+    Args:
+        grid: what Flower gives a ServerApp.
+        path: the folder.
+        attempt: what `partita serve` calls this run of the app.
+        port: of the gate's door that is for this machine.
+    """
     folder = read_server(path)
     reporter = Reporter(folder, attempt)
     try:
         with hold_lock(folder.run / "server.lock", PATIENCE):
             reporter.write()
-            _run(grid, folder, reporter)
+            _run(Messenger(grid, folder.keys, port), folder, reporter)
     except Stalled as error:
         reporter.end("stalled", str(error))
+    except LinkLost:
+        # Whoever has started this starts another, with another link.
+        reporter.end("waiting for sites", "Flower's SuperLink was lost, and is being started again")
     except Exception as error:
         reporter.end("failed", f"{type(error).__name__}: {error}")
         if not isinstance(error, PartitaError):
@@ -87,7 +98,7 @@ def run(grid: Any, path: Path, attempt: str) -> None:
         reporter.end("finished")
 
 
-def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
+def _run(grid: Messenger, folder: ServerFolder, reporter: Reporter) -> None:
     server = folder.server
     keys = {site: read_public_key(folder.public_key(site)) for site in folder.sites}
     engine = Flower(
