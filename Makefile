@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip --disable-pip-version-check install --quiet --no-warn-script-location
-# Nothing is installed whose hash is not known; Partita itself is built with what is there then.
-INSTALL = $(BIN)/python $(PIP) --require-hashes -r requirements/$(1).txt && \
+# Nothing is installed whose hash is not known; Partita itself is built with what is there then. The files list all that
+# is needed, so pip resolves nothing: it would look at newer releases for extras, whose hashes are in no file.
+INSTALL = $(BIN)/python $(PIP) --no-deps --require-hashes -r requirements/$(1).txt && \
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 PIN := .venv-release/bin/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --python-version 3.11
 COMPILE := $(PIN) --generate-hashes --constraints constraints.txt
@@ -29,6 +30,7 @@ methods: .venv/dev.stamp
 	$(BIN)/partita methods --check --quiet
 
 check: .venv/dev.stamp docs
+	$(BIN)/python -m pip check --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -129,7 +131,7 @@ bom: .venv-release/stamp
 # Tools for releases, which are no part of them.
 .venv-release/stamp: requirements/release.txt
 	rm -rf .venv-release && $(PYTHON) -m venv .venv-release
-	.venv-release/bin/python $(PIP) --require-hashes -r requirements/release.txt
+	.venv-release/bin/python $(PIP) --no-deps --require-hashes -r requirements/release.txt
 	touch $@
 
 clean:

@@ -10,9 +10,6 @@ sites each, with a thread, a key, a connection and an audit log for each of them
 import argparse
 import json
 import os
-import re
-import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +32,7 @@ from partita.site.audit import AuditLog
 from partita.site.gate import Site
 from partita.site.process import keep_connected, log_answers
 from partita.site.settings import read_site
+from partita.site.signing import sign_answers
 
 PARTITA = [sys.executable, "-m", "partita"]
 ROWS, FEATURES, NETWORK = 60, 5, (784, 200, 10)
@@ -63,7 +61,9 @@ def write_federation(folder: Path, number: int, model: str, rounds: int) -> list
     text = file.read_text().replace("rounds = 20", f"rounds = {rounds}")
     if is_network:
         text = text.replace("# classes = 2", f"classes = {NETWORK[2]}")
-        text = text.replace('[schedule]', f'hidden = [{NETWORK[1]}]\n\n[solver]\nname = "natural-gradient"\nsteps = 1\n\n[schedule]')
+        text = text.replace(
+            "[schedule]", f'hidden = [{NETWORK[1]}]\n\n[solver]\nname = "natural-gradient"\nsteps = 1\n\n[schedule]'
+        )
     file.write_text(text)
     generator = np.random.default_rng(0)
     weights = generator.normal(size=len(features)) / np.sqrt(len(features))
@@ -75,7 +75,9 @@ def write_federation(folder: Path, number: int, model: str, rounds: int) -> list
         np.savetxt(place / "data.csv", np.column_stack([X, y]), delimiter=",", header=header, comments="", fmt="%.7g")
         settings = (place / "site.toml").read_text()
         settings = settings.replace("most_parameters = 10000", "most_parameters = 1000000")
-        (place / "site.toml").write_text(settings.replace("most_parameters_per_row = 0.33", "most_parameters_per_row = 1e6"))
+        (place / "site.toml").write_text(
+            settings.replace("most_parameters_per_row = 0.33", "most_parameters_per_row = 1e6")
+        )
     return sites
 
 
@@ -117,7 +119,8 @@ def hold_sites(folder: Path, sites: list[str], report: Path) -> None:
         def hold(name: str) -> None:
             place = folder / "for-sites" / name
             log = open_log(place / "run", "log")
-            answer = log_answers(Site(place, True), log, lambda words: None)
+            site = Site(place, True)
+            answer = sign_answers(site, log_answers(site, log, lambda words: None))
             keep_connected(read_site(place), answer, lambda words: log.info(words), is_ending)
 
         threads = [threading.Thread(target=hold, args=(name,)) for name in sites]
@@ -141,7 +144,10 @@ def children(parent: int) -> list[int]:
 @contextmanager
 def running(folder: Path, sites: list[str], hosts: int) -> Iterator[tuple[Any, list[Any]]]:
     """A server and its sites; all processes end with the block."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep)))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))),
+    }
     held = [sites[i::hosts] for i in range(hosts)]
     started: list[Any] = []
 
@@ -224,8 +230,8 @@ def measure(number: int, model: str, rounds: int, hosts: int) -> dict[str, Any]:
         state = json.loads((folder / "run" / "state.json").read_text())
         gaps = np.diff(times)[WARM - 1 :]
         return {
-            "sites": number, "model": model, "state": state["state"], "rounds": len(times), "median": float(np.median(gaps)),
-            "worst": float(np.max(gaps)), "cpu": {name: seconds / max(1, n) for name, (seconds, n) in used.items()},
+            "sites": number, "model": model, "state": state["state"], "rounds": len(times),
+            "median": float(np.median(gaps)), "worst": float(np.max(gaps)), "cpu": {name: seconds / max(1, n) for name, (seconds, n) in used.items()},
             "costs": costs, "updates": sorted({site["updates"] for site in state["sites"]}),
             "bytes": sum(site["bytes_down"] + site["bytes_up"] for site in state["sites"]) / max(1, len(times)),
             "lost": [row for row in log if row["level"] == "warning" and row.get("last_seen")],
@@ -237,7 +243,8 @@ def show(row: dict[str, Any]) -> None:
     print(
         f"| {row['sites']} | {row['model']} | {row['median']:.2f} | {row['worst']:.2f} | "
         + " | ".join(f"{cpu.get(part, float('nan')):.2f}" for part in ("link", "app", "sites"))
-        + f" | {row['bytes']:,.0f} | {row['state']}, {row['rounds']} rounds, updates {row['updates']} | {len(row['lost'])}"
+        + f" | {row['bytes']:,.0f} | {row['state']}, {row['rounds']} rounds, updates {row['updates']}"
+        + f" | {len(row['lost'])}"
     )
     for name, (count, seconds, size) in sorted(row["costs"].items(), key=lambda item: -item[1][1]):
         print(f"    {name}: {count:.0f} calls, {1e3 * seconds / count:.1f} ms, {size / count:,.0f} bytes each")

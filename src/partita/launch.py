@@ -12,7 +12,7 @@ from partita.federation.folders import FEDERATION, read_server
 from partita.fitting import fit
 from partita.formulas import regress
 from partita.formulas.fitting import check_comparable
-from partita.formulas.regression import check_level
+from partita.foundation.checks import check_level
 from partita.foundation.plain import Row
 from partita.models import AbstractModel
 from partita.predictive import expected_response

@@ -14,9 +14,12 @@ from partita.foundation.plain import Row
 from partita.foundation.points import hermite, normal_points
 from partita.foundation.runtime import Array, Program, on_host, precision
 from partita.models import AbstractModel, Hyper, Predictor
+from partita.models.base import Rows
 from partita.shards import as_numbers, check_rows, pad_rows
 
 QUADRATURE_POINTS = 40
+# So many numbers at once, where intervals are drawn.
+MOST_DRAWN = 5_000_000
 
 
 def expected_response(model: AbstractModel, posterior: Family, X: Any, samples: int = 256) -> np.ndarray:
@@ -38,6 +41,36 @@ def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any
         numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
         variance: np.ndarray = on_host(_choose(_predictive_variance, model, X)(predictor, posterior, X, numbers))
     return np.sqrt(variance[: len(rows)])
+
+
+def predict_interval(
+    model: AbstractModel, posterior: Family, hyper: Hyper, X: Any, level: float, draws: int, seed: int
+) -> np.ndarray:
+    """Between which values each row's observation is believed to be, [rows, 2]; or each of its probabilities, [rows,
+    classes, 2].
+
+    Where a row's one predictor is Gaussian, from points that stand for it, so that a probability's interval is exact;
+    else from draws of the posterior. Observations have the noise of the model.
+    """
+    predictor = _predictor(model)
+    rows = _rows(predictor, X)
+    tails = [0.5 - level / 2, 0.5 + level / 2]
+    classifies = predictor.classifies(expected_response(model, posterior, X[:1]))
+    at_once = max(1, MOST_DRAWN // draws)
+    with precision(model.dtype):
+        numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
+        keys = jax.random.split(jax.random.key(seed), draws)
+        found = []
+        for start in range(0, len(rows), at_once):
+            piece = rows[start : start + at_once]
+            padded = pad_rows(piece)
+            if classifies:
+                drawn = on_host(_choose(_draw_responses, model, padded)(predictor, posterior, padded, keys))
+            else:
+                data = Rows(padded, np.zeros(len(padded), model.dtype))
+                drawn = on_host(_choose(_draw_observations, model, padded)(predictor, posterior, data, numbers, keys))
+            found.append(np.moveaxis(np.quantile(drawn[:, : len(piece)], tails, axis=0, method="hazen"), 0, -1))
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)
@@ -129,6 +162,30 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
 @Program.of
 def _predictive_variance(model: Predictor, posterior: Family, X: Array, hyper: Hyper) -> Array:
     return model.predictive_variance(posterior, X, hyper)
+
+
+@Program.of
+def _draw_responses(model: Predictor, posterior: Family, X: Array, keys: Array) -> Array:
+    """response(f) for each row, [draws, rows, …]: at points, or with θ drawn from q."""
+    if model.projected and posterior.is_gaussian:
+        m, v = posterior.as_gaussian("predict").moments_along(X)
+        if m.ndim == 1:
+            # In the middle of as many parts of equal probability.
+            nodes = jax.scipy.stats.norm.ppf((jnp.arange(len(keys), dtype=m.dtype) + 0.5) / len(keys))
+            return model.response(m + jnp.sqrt(v) * nodes[:, None])
+    draw = model.draws(posterior, X)
+    return jax.lax.map(lambda key: model.response(draw(key)), keys)
+
+
+@Program.of
+def _draw_observations(model: Predictor, posterior: Family, data: Rows, hyper: Hyper, keys: Array) -> Array:
+    """New targets for each row, [draws, rows]."""
+
+    def draw(key: Any) -> Array:
+        for_params, for_targets = jax.random.split(key)
+        return model.replicated(posterior.sample(for_params), data, hyper, for_targets)["y"]
+
+    return jax.lax.map(draw, keys)
 
 
 def _mean_over(keys: Array, function: Callable[[Array], Array]) -> Array:

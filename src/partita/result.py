@@ -17,14 +17,14 @@ from partita.exchange import inference_data
 from partita.families import REGISTRY as FAMILIES
 from partita.families import Family
 from partita.foundation.archives import doubted, read_arrays, write_arrays
-from partita.foundation.checks import check_count
+from partita.foundation.checks import check_count, check_level
 from partita.foundation.fields import Check, anything, entries, fields, flag, items, maybe, number, scalar, text, whole
 from partita.foundation.plain import Row, plain
 from partita.foundation.text import clean
 from partita.models import REGISTRY as MODELS
 from partita.models import AbstractModel, Hyper
 from partita.models.base import prior_shapes
-from partita.predictive import expected_response, predictive_std, scaled_columns
+from partita.predictive import expected_response, predict_interval, predictive_std, scaled_columns
 from partita.site.columns import Columns, arrange
 
 # What a file says of a result beside its arrays. Hyperparameters are positive; JSON has no nan.
@@ -83,6 +83,16 @@ class Result:
         if not return_std:
             return prediction
         return prediction, predictive_std(self.model, self.posterior, self.hyper, X)
+
+    def predict_interval(self, X: Any, level: float = 0.95, draws: int = 4000, seed: int = 0) -> np.ndarray:
+        """Between which values each row's observation is believed to be, low and high in the last of two axes.
+
+        With the noise of the model, for numbers and counts; of the probability of each class, for classes.
+        """
+        check_level(level)
+        check_count(draws=draws)
+        X = self._inputs("predict_interval", X)
+        return predict_interval(self.model, self.posterior, self.hyper, X, level, draws, seed)
 
     def _inputs(self, asked: str, X: Any) -> Any:
         """Rows of a table as the model takes them: as they are, or as the result's design says."""

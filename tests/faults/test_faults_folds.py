@@ -664,13 +664,14 @@ FAILED = {"error": "cannot read its table"}
 
 
 def test_25_patience_counts_good_updates_alone(monkeypatch):
-    from partita.engines import flower
+    from partita.engines import flower, peers
 
     def message(content, dst_node_id, message_type, ttl):
         return SimpleNamespace(metadata=SimpleNamespace(message_type=message_type))
 
     clock, fleet = Clock(), Fleet()
     monkeypatch.setattr(flower, "time", clock)
+    monkeypatch.setattr(peers, "time", clock)
     monkeypatch.setitem(sys.modules, "flwr", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "flwr.app", SimpleNamespace(ConfigRecord=dict, RecordDict=dict, Message=message))
     with pytest.raises(Stalled, match="no update for 60 s.*cannot read its table"):

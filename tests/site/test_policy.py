@@ -181,7 +181,7 @@ def test_cells_are_values_of_two_valued_columns_and_classes(tmp_path, recipe, fo
         ("columns", [], "columns: is empty"),
         ("models", [], "models: is empty"),
         ("columns", "age", r"columns expected a list"),
-        ("answers", ["levels"], "answers: expected one of about, refine, evaluate, got 'levels'"),
+        ("answers", ["digest"], "answers: expected one of about, refine, evaluate, levels, .*, got 'digest'"),
         ("compression", 1, "compression expected true or false"),
         ("fewest_per_cell", 0, "fewest_per_cell: expected a whole number of at least 1"),
         ("most_parameters_per_row", 0, "most_parameters_per_row: expected a positive number"),

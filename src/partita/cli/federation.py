@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from partita.cli.options import Quiet
-from partita.cli.site import SiteFolder, approve, site_commands
+from partita.cli.site import SiteFolder, approve, predict, site_commands
 
 federation = typer.Typer()
 federation.add_typer(site_commands, name="site")
+federation.command("predict")(predict)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")]
 SiteName = Annotated[str, typer.Argument(metavar="SITE", help="The site's name, as in federation.toml.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
@@ -151,3 +152,26 @@ def readmit(folder: Folder, site: SiteName) -> None:
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "readmitted"))
+
+
+@federation.command()
+def verify(folder: Folder, json: Json = False) -> None:
+    """Check of every update in a server's journal that its site has signed it.
+
+    DIR is the server's folder. The exit code is 1, if there is one whose signature is missing or does not fit.
+    """
+    from partita.federation.folders import read_server
+    from partita.federation.signatures import Tally, Verifier
+    from partita.foundation.plain import to_json
+
+    tally = Tally()
+    for verdict in Verifier(read_server(folder)).verdicts():
+        tally.add(verdict)
+        if json:
+            typer.echo(to_json(verdict.row()))
+    if json:
+        typer.echo(to_json({"event": "summary", **tally.row()}))
+    else:
+        for line in tally.describe():
+            typer.echo(line)
+    raise typer.Exit(1 if tally.missing else 0)

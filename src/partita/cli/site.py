@@ -102,3 +102,34 @@ def audit(
         for words in describe_summary(summary):
             typer.echo(words)
     raise typer.Exit(1 if summary.problems else 0)
+
+
+def predict(
+    folder: SiteFolder,
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A CSV file with a header.")],
+    level: Annotated[float, typer.Option(help="The probability of the intervals.")] = 0.95,
+    out: Annotated[Path | None, typer.Option(help="A CSV file to write; standard output, if not given.")] = None,
+    json: Json = False,
+) -> None:
+    """Predict rows at a site, with intervals, from the posterior that it was sent last: no server is needed.
+
+    DIR is the site's own folder, ROWS a CSV file with a header.
+    """
+    from partita.cli.options import keep_programs
+    from partita.federation.prediction import predict_rows
+    from partita.foundation.archives import write_text
+    from partita.foundation.plain import to_json
+
+    keep_programs()
+    found = predict_rows(folder, rows, level)
+    if out is not None:
+        write_text(out, found.to_csv())
+    if json:
+        for row in found.rows() if out is None else ():
+            typer.echo(to_json(row))
+        typer.echo(to_json({"event": "summary", **found.describe()}))
+        return
+    if out is None:
+        typer.echo(found.to_csv(), nl=False)
+    for words in found.notes():
+        typer.echo(words, err=True)

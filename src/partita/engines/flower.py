@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from partita.engines.peers import Asked, Notary, Peer
 from partita.errors import EngineError, InputError, MalformedMessage, Stalled
 from partita.foundation.checks import check_one_of, check_positive, import_extra, is_whole
-from partita.foundation.text import MOST_REASON, clean
 from partita.models import AbstractModel, prior_of
 from partita.server.completion import read_answer
 from partita.wire import questions as q
@@ -19,62 +19,10 @@ from partita.wire.job import Job
 from partita.wire.messages import Arrival, Compression, Notice, encode_task, largest
 from partita.wire.naming import SiteNames
 from partita.wire.questions import ANSWERS, RECORD, Answer, Question
+from partita.wire.signing import SIGNATURE
 from partita.wire.tasks import Task, Update
 
 COMPARE = "compare Partita versions on both sides"
-# Seconds until a site that could not answer is asked again how it is: at first, and at most.
-FIRST_WAIT, LONGEST_WAIT = 5.0, 300.0
-
-
-@dataclass
-class Peer:
-    """What is known here of one site."""
-
-    name: str
-    node: int | None = None
-    # Whether it has said that it can work, and what it said.
-    ready: bool = False
-    rows: int | None = None
-    problem: str = "has not been here yet"
-    # Whether the run was told that it is away.
-    missed: bool = False
-    last_seen: float | None = None
-    not_before: float = 0.0
-    wait: float = FIRST_WAIT
-    tasks: int = 0
-    updates: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-
-    @property
-    def can_work(self) -> bool:
-        return self.ready and self.node is not None
-
-    def lost(self, problem: str) -> None:
-        """It cannot be asked for a while."""
-        self.ready = False
-        self.problem = clean(problem, MOST_REASON)
-        self.not_before = time.monotonic() + self.wait
-        self.wait = min(2 * self.wait, LONGEST_WAIT)
-
-
-@dataclass
-class Asked:
-    """A message that has not been answered yet: a task, or a question."""
-
-    site: int
-    content: Task | Question
-    since: float
-
-    @property
-    def kind(self) -> str:
-        return "refine" if isinstance(self.content, Task) else self.content.name
-
-    @property
-    def words(self) -> str:
-        """What was asked, in words."""
-        content = self.content
-        return f"task {content.version}" if isinstance(content, Task) else f"the question {content.name!r}"
 
 
 @dataclass
@@ -97,6 +45,7 @@ class Flower:
         is_known: whether a node is one of ours: its name, and the key that it has proved to have.
         requests: what an operator has asked for since the last look, as notices.
         watch: called at every look, with all peers.
+        notary: checks that answers are signed by their sites, if they have to be.
     """
 
     grid: Any
@@ -110,6 +59,7 @@ class Flower:
     is_known: Callable[[Any], bool] = bool
     requests: Callable[[], list[Notice]] = list
     watch: Callable[[Sequence[Peer]], object] = len
+    notary: Notary | None = None
     _connected: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -127,12 +77,12 @@ class Flower:
             raise InputError("shards: expected the names of sites, each once: their data stay there")
         if self.minimum is not None and self.minimum > len(shards):
             raise InputError(f"Flower: minimum is {self.minimum}, and there are {len(shards)} sites")
-        self.peers, self._connected = [Peer(name) for name in shards], True
+        self.peers, self._connected = [Peer(name, site) for site, name in enumerate(shards)], True
         self._like = None if model is None else prior_of(model, model.hyper)
         self._asked: dict[str, Asked] = {}
         self._notices: list[Arrival] = []
         self._answers: dict[int, Answer] = {}
-        self._refusals: dict[int, str] = {}
+        self._refusals: dict[str, str] = {}
         self._opened = self._heard = time.monotonic()
         self._looked = -np.inf
 
@@ -163,16 +113,23 @@ class Flower:
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         now = time.monotonic()
+        wanted = []
         for task in tasks:
-            if not self.peers[task.site].can_work:
-                self._miss(task.site)
-        ready = [task for task in tasks if self.peers[task.site].can_work]
-        self._push([(Asked(task.site, task, now), encode_task(task, self.compression)) for task in ready])
+            peer = self.peers[task.site]
+            if peer.can_work:
+                wanted.append((Asked(peer, task, now), encode_task(task, self.compression)))
+            else:
+                self._miss(peer)
+        self._push(wanted)
 
-    def _miss(self, site: int) -> None:
-        peer = self.peers[site]
+    def _miss(self, peer: Peer) -> None:
+        assert peer.site is not None
         peer.missed = True
-        self._notices.append(Notice(site, "away", peer.problem or "is not connected"))
+        self._notices.append(Notice(peer.site, "away", peer.problem or "is not connected"))
+
+    def _number(self, peer: Peer) -> int:
+        """A site's number in the run; of one that is not part of it, the number that it would have."""
+        return len(self.peers) if peer.site is None else peer.site
 
     def _push(self, wanted: Sequence[tuple[Asked, bytes]]) -> None:
         if not wanted:
@@ -181,10 +138,10 @@ class Flower:
 
         messages = []
         for asked, payload in wanted:
-            peer = self.peers[asked.site]
+            peer = asked.peer
             assert peer.node is not None
             record = ConfigRecord(
-                {**self.greeting, "compression": self.compression, "site": asked.site, "payload": payload}
+                {**self.greeting, "compression": self.compression, "site": self._number(peer), "payload": payload}
             )
             messages.append(
                 Message(
@@ -210,6 +167,8 @@ class Flower:
             if time.monotonic() - self._heard > self.patience:
                 raise Stalled(f"no update for {self.patience:g} s; the run can be resumed. {self._where_all_are()}")
             if self._notices:
+                if self.notary is not None:
+                    self.notary.keep()
                 arrivals, self._notices = self._notices, []
                 return arrivals
 
@@ -240,28 +199,28 @@ class Flower:
         """Ask those who are connected, and have not said that they can work, how they are."""
         nodes = [node for node in self.grid.get_nodes() if self.is_known(node)]
         connected = {node.name: node.node_id for node in nodes}
-        busy = {asked.site for asked in self._asked.values()}
+        busy = {asked.peer.name for asked in self._asked.values()}
         wanted = []
-        for site, peer in enumerate(self.peers):
+        for peer in self.peers:
             peer.node = connected.get(peer.name)
             if peer.node is None:
-                if peer.ready and site not in busy:
+                if peer.ready and peer.name not in busy:
                     peer.lost("is not connected")
-            elif not peer.ready and site not in busy and time.monotonic() >= peer.not_before:
-                wanted.append((Asked(site, q.About(), time.monotonic()), b""))
+            elif not peer.ready and peer.name not in busy and time.monotonic() >= peer.not_before:
+                wanted.append((Asked(peer, q.About(), time.monotonic()), b""))
         self._push(wanted)
 
     def _note_failure(self, asked: Asked, problem: str) -> None:
         if not isinstance(asked.content, Task | q.About | q.Evaluate):
             # A site that does not answer a question can work all the same.
-            self._refusals[asked.site] = problem
+            self._refusals[asked.peer.name] = problem
             return
-        self.peers[asked.site].lost(problem)
+        asked.peer.lost(problem)
         if asked.kind == "refine":
-            self._miss(asked.site)
+            self._miss(asked.peer)
 
     def _read_reply(self, asked: Asked, reply: Any) -> None:
-        peer = self.peers[asked.site]
+        peer = asked.peer
         if reply.has_error():
             self._note_failure(asked, f"Flower says: {reply.error.reason or reply.error.code}")
             return
@@ -274,9 +233,17 @@ class Flower:
             self._note_failure(asked, f"the answer to {asked.words} has no payload: {COMPARE}")
         elif len(payload) > self._largest(asked):
             self._note_failure(asked, f"the answer to {asked.words} is too long, {len(payload)} bytes: {COMPARE}")
+        elif problem := self._check_signature(asked, payload, record.get(SIGNATURE)):
+            self._note_failure(asked, problem)
         else:
             peer.bytes_up += len(payload)
             self._take(asked, peer, payload)
+
+    def _check_signature(self, asked: Asked, payload: bytes, signature: Any) -> str:
+        """What is wrong with it, if anybody wants to know."""
+        if self.notary is None:
+            return ""
+        return self.notary.check(asked.peer.name, asked.kind, asked.version, payload, signature)
 
     def _largest(self, asked: Asked) -> int:
         """How many bytes an answer may have."""
@@ -301,21 +268,24 @@ class Flower:
             self._note_failure(asked, f"the answer to {asked.words} could not be decoded ({error}): {COMPARE}")
             return
         if isinstance(answer, q.AboutAnswer):
-            self._welcome(asked, peer, answer)
+            self._welcome(asked, answer)
         elif isinstance(answer, q.EvaluateAnswer) and not np.isfinite(answer.value):
             self._note_failure(asked, "the log likelihood that it answered is not finite")
         else:
             self._heard = time.monotonic()
-            self._answers[asked.site] = answer
+            assert peer.site is not None
+            self._answers[peer.site] = answer
 
-    def _welcome(self, asked: Asked, peer: Peer, answer: q.AboutAnswer) -> None:
+    def _welcome(self, asked: Asked, answer: q.AboutAnswer) -> None:
         if not answer.rows >= 1:
             self._note_failure(asked, f"it said that it has {answer.rows:g} rows: {COMPARE}")
             return
-        peer.ready, peer.problem, peer.rows, peer.wait = True, "", int(min(answer.rows, 2**53)), FIRST_WAIT
+        peer = asked.peer
+        peer.welcome(answer.rows)
         if peer.missed:
+            assert peer.site is not None
             peer.missed = False
-            self._notices.append(Notice(asked.site, "back"))
+            self._notices.append(Notice(peer.site, "back"))
 
     def ask(self, question: Question | Mapping[int, Question]) -> dict[int, Answer]:
         asked = address(question, len(self.peers))
@@ -327,11 +297,11 @@ class Flower:
             return {site: q.DigestAnswer(self.peers[site].name) for site in asked}
         self._answers, self._refusals, now = {}, {}, time.monotonic()
         ready = {site: one for site, one in asked.items() if self.peers[site].can_work}
-        self._push([(Asked(site, one, now), encode_question(one)) for site, one in ready.items()])
+        self._push([(Asked(self.peers[site], one, now), encode_question(one)) for site, one in ready.items()])
         while any(isinstance(one.content, kind) for one in self._asked.values()):
             self._look()
         if self._refusals:
-            words = [f"site {self.peers[site].name}: {problem}" for site, problem in self._refusals.items()]
+            words = [f"site {name}: {problem}" for name, problem in self._refusals.items()]
             raise EngineError(f"the question {kind.name!r} was refused: {'; '.join(words)}")
         return self._answers
 

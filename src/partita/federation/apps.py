@@ -13,7 +13,8 @@ nobody = ClientApp()
 
 @server.main()
 def run_server(grid: Grid, context: Context) -> None:
+    from partita.federation.messenger import Messenger
     from partita.federation.server import run
 
-    settings = context.run_config
-    run(grid, Path(str(settings["folder"])), str(settings["attempt"]), int(str(settings["port"])))
+    folder, port = Path(str(context.run_config["folder"])), int(str(context.run_config["port"]))
+    run(Messenger(grid, folder / "keys", port), folder, str(context.run_config["attempt"]))

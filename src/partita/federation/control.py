@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from partita.errors import EngineError
 from partita.federation.folders import ServerFolder

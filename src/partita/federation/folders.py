@@ -2,11 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import get_args
 
 from partita.config import read_damping, read_hyper, read_schedule
 from partita.errors import ConfigError, InputError
+from partita.federation.register import Members
 from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.files import is_file
 from partita.foundation.network import split_address
@@ -85,8 +87,17 @@ class ServerFolder:
     def keys(self) -> Path:
         return self.path / "keys"
 
+    @property
+    def public_keys(self) -> Path:
+        return self.path / "sites"
+
+    @cached_property
+    def members(self) -> Members:
+        """Who may come in now."""
+        return Members(self.public_keys, self.server.sites)
+
     def public_key(self, site: str) -> Path:
-        return self.path / "sites" / f"{site}.pub"
+        return self.public_keys / f"{site}.pub"
 
     @property
     def result(self) -> Path:

@@ -12,14 +12,14 @@ import hashlib
 import hmac
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from partita.federation.folders import ServerFolder, read_server
 from partita.federation.post import Post, asks_for, own_answers
-from partita.foundation.keys import canonical_key, read_key, read_public_key
+from partita.foundation.keys import canonical_key, read_key
 from partita.foundation.network import split_address
 from partita.models import prior_of
 from partita.wire.messages import largest
@@ -56,7 +56,7 @@ class Gate:
         post: takes and hands out messages, at the routes that are not left to Flower.
         port: of the door that is for this machine.
         token: what the operator shows there.
-        keys: of sites, as `canonical_key` writes them.
+        keys: of sites as they are now, as `canonical_key` writes them, by name.
         largest: the most bytes of an answer, without what Flower says about it.
     """
 
@@ -64,7 +64,7 @@ class Gate:
     post: Post
     port: int
     token: str = field(repr=False)
-    keys: frozenset[bytes]
+    keys: Callable[[], Mapping[str, bytes]]
     largest: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,10 +84,11 @@ class Gate:
                 self.post.release(node)
 
     def _node(self, scope: Scope) -> int | None:
-        """The number of the node whose key has signed a request."""
+        """The number of the node whose key has signed a request, if that key may still come in."""
         from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
-        return self.post.node_of(base64.b64decode(_headers(scope)[FLEET_HTTP_PUBLIC_KEY_HEADER.lower()]))
+        key = base64.b64decode(_headers(scope)[FLEET_HTTP_PUBLIC_KEY_HEADER.lower()])
+        return self.post.node_of(key) if canonical_key(key) in self.keys().values() else None
 
     async def _serve_site(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         """A message for a site, or its answer: status and body of what it hears."""
@@ -102,7 +103,9 @@ class Gate:
             return 403, b""
         gone = asyncio.ensure_future(receive())
         try:
-            return 200, await self.post.hand_out(node, gone)
+            message = await self.post.hand_out(node, gone)
+            # It may have been revoked meanwhile.
+            return (200, message) if self._node(scope) == node else (401, b"")
         finally:
             gone.cancel()
 
@@ -144,7 +147,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def is_signed(headers: dict[str, str], keys: Iterable[bytes]) -> bool:
+def is_signed(headers: dict[str, str], keys: Callable[[], Mapping[str, bytes]]) -> bool:
     """Whether a key of ours has signed a time that is now; looked at before anything of the request is read."""
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -156,7 +159,7 @@ def is_signed(headers: dict[str, str], keys: Iterable[bytes]) -> bool:
         signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER.lower()], validate=True)
         time = headers[TIMESTAMP_HEADER.lower()]
         age = (now() - datetime.datetime.fromisoformat(time)).total_seconds()
-        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE or canonical_key(key) not in keys:
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE or canonical_key(key) not in keys().values():
             return False
         return verify_signature(bytes_to_public_key(key), time.encode("ascii"), signature)
     except Exception:
@@ -224,11 +227,11 @@ def flower_app(folder: ServerFolder) -> Any:
 def build_gate(folder: ServerFolder, port: int) -> Gate:
     """Flower's app behind the doors of a server's folder."""
     token = operator_token(read_key(folder.keys / "secret"))
-    keys = frozenset(read_public_key(folder.public_key(site)) for site in folder.sites)
+    folder.members.check()
     model = folder.recipe.model
     app = flower_app(folder)
     post = Post(app.state.linkstate_factory.state())
-    return Gate(app, post, port, token, keys, largest(prior_of(model, model.hyper)))
+    return Gate(app, post, port, token, folder.members.keys, largest(prior_of(model, model.hyper)))
 
 
 def _listen(host: str, port: int) -> socket.socket:

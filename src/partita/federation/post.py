@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partita.wire.questions import RECORD
+from partita.wire.signing import SIGNATURE
 
 # Seconds that a site's request is held while there is nothing for it: less than its client and most proxies wait; and
 # the same for the server's run, which has other things to look after.
 HOLD, HOLD_HERE = 15.0, 0.25
 # What Flower calls the server's side of a run, among the numbers of nodes.
 SERVER = 1
-# What an answer consists of: its payload, or words that say why there is none.
-VALUES = {"payload": "bytes", "error": "string"}
+# What an answer consists of: its payload, or words that say why there is none, and its signature.
+VALUES = {"payload": "bytes", "error": "string", SIGNATURE: "bytes"}
 
 
 class Post:
@@ -147,14 +148,16 @@ def own_answers(body: bytes, node: int) -> Sequence[Any] | None:
     except DecodeError:
         return None
     is_own = request.node.node_id == node and bool(request.messages_list)
-    return list(request.messages_list) if is_own and all(_is_answer(one, node) for one in request.messages_list) else None
+    return (
+        list(request.messages_list) if is_own and all(_is_answer(one, node) for one in request.messages_list) else None
+    )
 
 
 def _is_answer(message: Any, node: int) -> bool:
     about, records = message.metadata, message.content.items
     if not about.reply_to_message_id or about.src_node_id != node or message.HasField("error"):
         return False
-    values = [item for record in records for item in record.config_record.items]
-    return [record.key for record in records] == [RECORD] and all(
-        item.value.WhichOneof("value") == VALUES.get(item.key, "") for item in values
+    shape = [(record.key, record.WhichOneof("value")) for record in records]
+    return shape == [(RECORD, "config_record")] and all(
+        item.value.WhichOneof("value") == VALUES.get(item.key, "") for item in records[0].config_record.items
     )

@@ -5,17 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.engines.flower import Flower, Peer
+from partita.engines.flower import Flower
+from partita.engines.peers import Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, read_server
-from partita.federation.messenger import LinkLost, Messenger
+from partita.federation.messenger import LinkLost
+from partita.federation.signatures import Signatures
 from partita.federation.state import Requests, State, describe_peer, write_state
 from partita.fitting import fit
-from partita.foundation.keys import canonical_key, read_public_key
+from partita.foundation.keys import canonical_key
 from partita.foundation.locks import hold_lock, lock_holder
 from partita.foundation.logs import open_log
 from partita.foundation.plain import Row
 from partita.server.events import Event
+from partita.wire.signing import RUN
 
 # Seconds that are waited for an earlier server, which is about to find out that it is not wanted any more.
 PATIENCE = 30.0
@@ -70,21 +73,20 @@ class Reporter:
         write_state(self._folder, row)
 
 
-def run(grid: Any, path: Path, attempt: str, port: int) -> None:
+def run(grid: Any, path: Path, attempt: str) -> None:
     """Run, or carry on with the run, in a federation's folder.
 
     Args:
-        grid: what Flower gives a ServerApp.
+        grid: a `Messenger`, or whatever else takes messages to sites.
         path: the folder.
         attempt: what `partita serve` calls this run of the app.
-        port: of the gate's door that is for this machine.
     """
     folder = read_server(path)
     reporter = Reporter(folder, attempt)
     try:
         with hold_lock(folder.run / "server.lock", PATIENCE):
             reporter.write()
-            _run(Messenger(grid, folder.keys, port), folder, reporter)
+            _run(grid, folder, reporter)
     except Stalled as error:
         reporter.end("stalled", str(error))
     except LinkLost:
@@ -98,20 +100,22 @@ def run(grid: Any, path: Path, attempt: str, port: int) -> None:
         reporter.end("finished")
 
 
-def _run(grid: Messenger, folder: ServerFolder, reporter: Reporter) -> None:
+def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     server = folder.server
-    keys = {site: read_public_key(folder.public_key(site)) for site in folder.sites}
+    members, signatures = folder.members, Signatures(folder)
+    members.check()
     engine = Flower(
         grid,
-        folder.recipe.greeting,
+        {**folder.recipe.greeting, RUN: signatures.run},
         minimum=0 if folder.has_run else server.minimum,
         timeout=server.timeout,
         patience=server.patience,
         gather=server.gather,
         compression=server.compression,
-        is_known=lambda node: canonical_key(node.public_key) == keys.get(node.name),
+        is_known=lambda node: canonical_key(node.public_key) == members.keys().get(node.name),
         requests=Requests(folder),
         watch=reporter.watch,
+        notary=signatures,
     )
     result = fit(
         folder.recipe.model,

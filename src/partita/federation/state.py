@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 from typing import Literal, get_args
 
-from partita.engines.flower import Peer
+from partita.engines.peers import Peer
 from partita.errors import CorruptStorage, InputError, StorageError
 from partita.federation.folders import ServerFolder, read_server
 from partita.foundation.fields import anything, fields, flag, items, maybe, number, one_of, text, whole
@@ -85,6 +85,11 @@ def read_state(folder: ServerFolder) -> Row:
         row["state"] = "stopped"
     sites = [{**describe_peer(Peer(site["site"])), **site} for site in row["sites"]]
     return {**clean_values({**row, "sites": sites}), "serving": serving is not None}
+
+
+def read_run_names(folder: ServerFolder) -> tuple[str, ...]:
+    """Names of the sites of a run, in the order in which it counts them."""
+    return folder.sites
 
 
 def read_barred(folder: ServerFolder) -> dict[str, str]:

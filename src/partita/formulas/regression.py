@@ -20,7 +20,7 @@ from partita.formulas.agreement import check_unchanged
 from partita.formulas.prediction import expect_observations
 from partita.formulas.silos import Connection, Silos
 from partita.foundation.archives import doubted, read_arrays
-from partita.foundation.checks import check_count, is_number
+from partita.foundation.checks import check_count, check_level
 from partita.foundation.text import clean
 from partita.models.coefficients import Coefficients
 from partita.models.linear import to_units_of_data
@@ -241,8 +241,3 @@ def _put_in_place(values: np.ndarray, whole: np.ndarray) -> np.ndarray:
     found = np.full((len(whole), *values.shape[1:]), np.nan)
     found[whole] = values
     return found
-
-
-def check_level(level: float) -> None:
-    if not (is_number(level) and 0 < level < 1):
-        raise InputError(f"level: expected a number between 0 and 1, got {level}")

@@ -32,13 +32,13 @@ def write_text(path: StrPath, text: str) -> Path:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
-def write_arrays(path: StrPath, arrays: dict[str, np.ndarray], about: Row) -> None:
-    """One safetensors file, complete or not there at all."""
+def write_arrays(path: StrPath, arrays: dict[str, np.ndarray], about: Row, durable: bool = True) -> None:
+    """One safetensors file, complete or not there at all; `durable`, if it has to be there after a power failure."""
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True, allow_nan=False)
     metadata = {"partita": text, "sha256": content_digest(contiguous, text)}
     try:
-        replace_file(path, safetensors.save(contiguous, metadata), durable=True)
+        replace_file(path, safetensors.save(contiguous, metadata), durable)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 

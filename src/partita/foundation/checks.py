@@ -54,6 +54,12 @@ def check_share(place: str = "", **values: Any) -> None:
             raise InputError(f"{place}{name}: expected a number in (0, 1], got {value!r}")
 
 
+def check_level(level: Any) -> None:
+    """The probability of an interval."""
+    if not (is_number(level) and 0 < level < 1):
+        raise InputError(f"level: expected a number between 0 and 1, got {level}")
+
+
 def import_extra(module: str, package: str, extra: str) -> Any:
     """A module of a package that an extra installs, or an error that says how to get it."""
     try:

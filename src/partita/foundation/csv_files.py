@@ -1,9 +1,10 @@
 """Tables of numbers in CSV files, read cell by cell so that what is wrong is told with its line."""
 
 import csv
+import math
 from array import array
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -46,11 +47,11 @@ def _read_rows(path: Path) -> Generator[list[str], None, None]:
 
 
 def read_columns(
-    path: Path, columns: Sequence[str] | None = None, needed: Sequence[str] = ()
+    path: Path, columns: Sequence[str] | None = None, needed: Sequence[str] = (), missing: Collection[str] = ()
 ) -> tuple[list[str], np.ndarray]:
     """These columns of a CSV file with a header, as numbers; all of them, among them those needed, if not given.
 
-    Other columns may hold anything.
+    Other columns may hold anything. Cells that are one of the words of `missing` are nan.
     """
     rows = _read_rows(path)
     header = next(rows)
@@ -68,7 +69,7 @@ def read_columns(
             raise InputError(f"{path}:{number + 2}: expected {len(header)} cells, got {len(row)}")
         for column, place in enumerate(places):
             try:
-                cells.append(float(row[place]))
+                cells.append(math.nan if row[place].strip() in missing else float(row[place]))
             except ValueError:
                 raise InputError(f"{path}:{number + 2}: {wanted[column]} is not a number") from None
     if wanted and not cells:

@@ -1,6 +1,8 @@
 """Keys and certificates: one authority per federation, one certificate for the server, one key per site."""
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -59,6 +61,30 @@ def write_site_key(private: Path, public: Path) -> None:
     _write(public, key.public_key().public_bytes(_encodings().OpenSSH, PublicFormat.OpenSSH))
 
 
+def sign(private: Path, content: bytes) -> bytes:
+    """The signature of bytes by the key in a file."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return bytes(_load_private(private).sign(content, ec.ECDSA(hashes.SHA256())))
+
+
+def is_signed_by(public: bytes, content: bytes, signature: bytes) -> bool:
+    """Whether the owner of a public key, however it was written, has signed bytes."""
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = _load_public(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):
+        return False
+    return True
+
+
 def read_key(path: Path) -> bytes:
     """A key, a certificate or a secret, from a file of the size that these have."""
     try:
@@ -77,16 +103,62 @@ def read_public_key(path: Path, form: Literal["DER", "PEM"] = "DER") -> bytes:
         raise ConfigError(f"{path}: is no public key ({reason(error)}): use the one that came with the site") from None
 
 
+def read_own_public_key(private: Path) -> bytes:
+    """The other half of a private key, as `canonical_key` gives it."""
+    from cryptography.hazmat.primitives.serialization import PublicFormat
+
+    public = _load_private(private).public_key()
+    return bytes(public.public_bytes(_encodings().DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+def show_key(key: bytes) -> str:
+    """A public key, however it was written, as SSH writes it in a line."""
+    from cryptography.hazmat.primitives.serialization import PublicFormat
+
+    return bytes(_load_public(key).public_bytes(_encodings().OpenSSH, PublicFormat.OpenSSH)).decode("ascii")
+
+
+def fingerprint(key: bytes) -> str:
+    """What people compare of a public key."""
+    return f"SHA256:{base64.b64encode(hashlib.sha256(canonical_key(key)).digest()).decode()}"
+
+
 def canonical_key(key: bytes) -> bytes:
     """A public key, however it was written."""
     return _public(key, _encodings().DER)
 
 
 def _public(key: bytes, encoding: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import PublicFormat, load_pem_public_key, load_ssh_public_key
+    from cryptography.hazmat.primitives.serialization import PublicFormat
 
-    load = load_pem_public_key if key.lstrip().startswith(b"-----BEGIN") else load_ssh_public_key
-    return load(key).public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
+    return bytes(_load_public(key).public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo))
+
+
+def _load_public(key: bytes) -> Any:
+    """A public key as PEM, as DER or as SSH writes it."""
+    from cryptography.hazmat.primitives.serialization import (
+        load_der_public_key,
+        load_pem_public_key,
+        load_ssh_public_key,
+    )
+
+    if key.lstrip().startswith(b"-----BEGIN"):
+        return load_pem_public_key(key)
+    return load_der_public_key(key) if key.startswith(b"\x30") else load_ssh_public_key(key)
+
+
+def _load_private(path: Path) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        key = load_ssh_private_key(read_key(path), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path}: is no private key ({reason(error)}): use the one that came with the site") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path}: is no key of an elliptic curve: make one with ssh-keygen -t ecdsa -b 384")
+    return key
 
 
 def write_secret(path: Path) -> None:

@@ -31,6 +31,8 @@ CREATE INDEX by_site ON arrivals (site, version);
 CREATE TABLE history (fold INTEGER PRIMARY KEY, row TEXT NOT NULL) STRICT;
 CREATE TABLE posteriors (fold INTEGER PRIMARY KEY, digest BLOB NOT NULL) STRICT;
 """
+# What large updates are in, beside the database.
+PAYLOADS = "payloads"
 # The key of `meta` under which the last fold of a run stands that has come to its end.
 FINISHED = "finished"
 # Characters of a row of history, and of what is read of history at once; bytes of any value.
@@ -72,6 +74,33 @@ def read_updates(run_dir: str | os.PathLike[str], after: int = 0) -> list[tuple[
     """Number, site and task's version of every update after a number: who answered what."""
     query = "SELECT number, site, version FROM arrivals WHERE number > ? AND kind = 'update' ORDER BY number"
     return list(_selected(run_dir, "arrivals", (int, int, int), query, after))
+
+
+def read_update_payloads(run_dir: str | os.PathLike[str], most: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """Number, site, task's version and bytes of every update; bytes of at most so many, or none.
+
+    Args:
+        run_dir: of the run.
+        most: bytes that an update may have.
+    """
+    path = Path(run_dir) / PAYLOADS
+    query = "SELECT number, site, version, payload, coalesce(place, -1), coalesce(size, 0) FROM arrivals "
+    query += "WHERE kind = 'update' ORDER BY number"
+    kinds = (int, int, int, bytes, int, int)
+    for number, site, version, payload, place, size in _selected(run_dir, "arrivals", kinds, query):
+        if place >= 0:
+            payload = _read_part(path, place, size) if 0 <= size <= most else b""
+        yield number, site, version, payload
+
+
+def _read_part(path: Path, place: int, size: int) -> bytes:
+    """A part of the file that large updates are in."""
+    with explain_errors(path):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.pread(handle, size, place)
+        finally:
+            os.close(handle)
 
 
 def read_notices(run_dir: str | os.PathLike[str]) -> list[Notice]:

@@ -34,6 +34,7 @@ from partita.server.journals import (
     FINISHED,
     JOURNAL_FORMAT,
     MOST_ROW,
+    PAYLOADS,
     SCHEMA,
     bound,
     check_format,
@@ -73,7 +74,7 @@ class Journal:
             opened.callback(os.close, self._lock)
             self._database = self._open(description, resume)
             opened.callback(self._database.close)
-            self._payloads = open_private(self.folder / "payloads")
+            self._payloads = open_private(self.folder / PAYLOADS)
             opened.callback(os.close, self._payloads)
             # Waits for the disk, where there is something else to do meanwhile.
             self._disk = ThreadPoolExecutor(1)
@@ -136,7 +137,7 @@ class Journal:
         (end,) = self._database.execute("SELECT coalesce(max(place + size), 0) FROM arrivals").fetchone()
         size = os.fstat(self._payloads).st_size
         if not isinstance(end, int) or size < end:
-            raise CorruptStorage(f"{self.folder / 'payloads'}: has {size} bytes, and {end} were acknowledged")
+            raise CorruptStorage(f"{self.folder / PAYLOADS}: has {size} bytes, and {end} were acknowledged")
         os.ftruncate(self._payloads, end)
         return end
 
@@ -149,7 +150,7 @@ class Journal:
                 if place is not None:
                     payload = self._read(place, size)
                 if not isinstance(payload, bytes) or _digest(number, kind, site, version, payload) != digest:
-                    where = self.path if place is None else self.folder / "payloads"
+                    where = self.path if place is None else self.folder / PAYLOADS
                     raise CorruptStorage(
                         f"{where}: update {number} (site {site}) is not what was written: the file is damaged, or was "
                         "changed; restore a copy of the folder, or begin again in another one"
@@ -166,7 +167,7 @@ class Journal:
         try:
             return os.pread(self._payloads, size, place)
         except OSError as error:
-            raise StorageError(f"{self.folder / 'payloads'}: could not be read: {error.strerror or error}") from error
+            raise StorageError(f"{self.folder / PAYLOADS}: could not be read: {error.strerror or error}") from error
 
     def _arrival(self, number: int, kind: Any, site: Any, version: Any, payload: bytes) -> Arrival:
         try:

@@ -1,7 +1,4 @@
-"""What is computed for each question, where the data are: in one process, and on a cluster.
-
-A federation's site answers two of them, `about` and `evaluate`, and does so in `gate.py`, behind its policy.
-"""
+"""What is computed for each question, where the data are: in one process, on a cluster, and behind a site's gate."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -10,7 +10,7 @@ from partita.errors import MalformedMessage, PolicyRefusal
 from partita.foundation.fields import Check, anything, entries, fields, text, whole
 from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
 from partita.foundation.foreign import parse_object
-from partita.site.policy import Policy
+from partita.site.policy import UNCOUNTED, Policy
 from partita.wire.recipe import KEYS, SECTIONS
 
 # The parts of a recipe that decide what is read, and what leaves. When a server asks whom is its own affair.
@@ -22,7 +22,7 @@ SECTION = entries(anything)
 RECIPE = fields({}, {name: SECTION for name in PINNED if name != "seed"} | {"seed": whole(0, 2**32 - 1)})
 PROPOSED = fields({"recipe": RECIPE})
 ACCEPTED = fields({"recipe": RECIPE, "name": text(100)}, {"digest": text(64)})
-USED = fields({"name": text(100)}, {"refine": whole(), "evaluate": whole()})
+USED = fields({"name": text(100)}, {"refine": whole(), "questions": whole()})
 
 
 class Consent:
@@ -75,21 +75,24 @@ class Consent:
 
     def count(self, kind: str, policy: Policy) -> None:
         """Count what is about to be answered; refused, if that is more than the policy allows."""
-        limits = {"refine": policy.most_tasks, "evaluate": policy.most_questions}
-        if kind not in limits:
+        if kind in UNCOUNTED:
             return
+        key, counted, most = (
+            ("most_tasks", "refine", policy.most_tasks)
+            if kind == "refine"
+            else ("most_questions", "questions", policy.most_questions)
+        )
         name = (_read(self._accepted, ACCEPTED) or {}).get("name")
         used = _read(self._used, USED) or {}
         used = used if used.get("name") == name else {"name": name}
-        number = used.get(kind, 0) + 1
-        if number > limits[kind]:
-            key = {"refine": "most_tasks", "evaluate": "most_questions"}[kind]
+        number = used.get(counted, 0) + 1
+        if number > most:
             raise PolicyRefusal(
                 key,
-                f"the server has asked {limits[kind]} times already",
+                f"the server has asked {most} times already",
                 f"raise {key} in [policy] of site.toml, if that is right",
             )
-        _write(self._used, {**used, kind: number})
+        _write(self._used, {**used, counted: number})
 
 
 def pinned(text: str) -> Pinned:

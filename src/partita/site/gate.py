@@ -1,7 +1,7 @@
 """The gate of a federation's site: which questions of a server it answers, after its person and policy were asked."""
 
 import math
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,20 @@ from partita.foundation.csv_files import read_columns
 from partita.foundation.text import MOST_REASON, clean
 from partita.models import prior_of
 from partita.models.base import count_parameters, prior_shapes
-from partita.shards import padded_together
+from partita.shards import agree_on_sizes
+from partita.site.answering import answer_questions
 from partita.site.audit import REFUSED, AuditLog, Reply
 from partita.site.consent import Consent, digest_recipe, pinned
-from partita.site.policy import Policy
+from partita.site.holder import Holder
+from partita.site.latest import keep_posterior
+from partita.site.policy import KINDS, Policy
 from partita.site.settings import SITE, SiteSettings, read_site
-from partita.site.worker import Worker, load_shard
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import Compression, decode_task, encode_update
 from partita.wire.naming import SiteNames
-from partita.wire.questions import FOREIGN, QUESTIONS, About, AboutAnswer, Answer, Evaluate, EvaluateAnswer
+from partita.wire.questions import FOREIGN, QUESTIONS, Question
 from partita.wire.recipe import Columns, Recipe
+from partita.wire.tasks import Task
 
 # All that a server hears of what is wrong with a site's data or settings.
 CANNOT = "cannot answer; its own log says why"
@@ -44,10 +47,13 @@ class Site:
         self.folder, self._accepts = folder, accepts
         self._consent, self._audit = Consent(folder), AuditLog(folder / "run")
         self._known: tuple[Any, ...] = ()
-        self._worker: Worker | None = None
+        self._holder: Holder | None = None
         self._like: Family | None = None
+        self._recipe: Recipe | None = None
         # What was wrong last, in words that stay here: they may quote the data.
         self.problem = ""
+        # What was written down of the latest reply.
+        self.noted = Reply("")
 
     def answer(self, kind: str, request: dict[str, Any]) -> dict[str, Any]:
         """The payload that was asked for; or what is wrong, as far as it is the server's business.
@@ -66,6 +72,7 @@ class Site:
             reply = {"error": words}
             why = error.key if isinstance(error, PolicyRefusal) else type(error).__name__
             note = replace(about, outcome=REFUSED, content=words.encode(), why=why)
+        self.noted = note
         try:
             self._audit.note(note)
         except StorageError as error:
@@ -79,7 +86,7 @@ class Site:
         if kind == FOREIGN:
             raise EngineError("this site answers Partita's server, and nothing else")
         # Before anything of it is read: reading a question can be work.
-        if kind in QUESTIONS and kind not in ANSWERED:
+        if kind in QUESTIONS and kind not in KINDS:
             raise PolicyRefusal(
                 "answers", f"the server asks for {clean(kind)!r}, which no site of a federation answers"
             )
@@ -91,27 +98,38 @@ class Site:
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
         compression: Compression = "float16" if request.get("compression") == "float16" else "none"
-        worker, like, policy = self._ready(number, text, digest, version)
+        holder, like, policy = self._ready(kind, number, text, digest, version)
         policy.check_kind(kind)
         policy.check_compression(compression)
         self._consent.count(kind, policy)
         if kind != "refine":
             question = decode_question(kind, payload, like)
-            return encode_answer(type(question), ANSWERED[kind](worker, number, question)), None
+            self._keep(request, question)
+            return encode_answer(type(question), answer_questions(holder, {number: question})[number]), None
         task = decode_task(payload, like)
         if task.site != number:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
-        (update,) = worker.refine([task])
+        self._keep(request, task)
+        (update,) = holder.worker.refine([task])
         return encode_update(update, compression), task.version
 
-    def _ready(self, number: int, text: str, digest: str, version: str) -> tuple[Worker, Family, Policy]:
+    def _keep(self, request: dict[str, Any], sent: Task | Question) -> None:
+        """Keep the posterior that was sent, for predictions here. Without it, the site answers all the same."""
+        assert self._recipe is not None
+        with suppress(StorageError):
+            keep_posterior(self.folder / "run", self._recipe, str(request.get("run", "")), sent)
+
+    def _ready(self, kind: str, number: int, text: str, digest: str, version: str) -> tuple[Holder, Family, Policy]:
+        """The data, ready for a question of this kind, with what densities are like, and the policy."""
         settings = read_site(self.folder)
         _check_version(version)
         self._consent.check(text, self._accepts)
         known = (number, text, digest, version, settings, _stamp(settings.data))
-        if self._worker is None or known != self._known:
-            self._worker = None
-            recipe, policy = Recipe.parse(text), settings.policy
+        recipe, policy = Recipe.parse(text), settings.policy
+        if kind in KINDS and kind not in ("refine", *recipe.questions):
+            raise PolicyRefusal("answers", f"the server asks for {kind!r}, for which the approved recipe has no use")
+        if self._holder is None or known != self._known:
+            self._holder = None
             check_recipe(recipe, settings)
             _check_digest(recipe, digest)
             like = prior_of(recipe.model, recipe.model.hyper)
@@ -121,13 +139,14 @@ class Site:
                 {**dict(zip(recipe.columns.features, X.T, strict=True)), recipe.columns.target: y},
                 [recipe.columns.target] if recipe.columns.classes > 2 else [],
             )
-            job = recipe.job
-            with SiteNames((settings.name,)).told():
-                (shard,) = padded_together([load_shard(job.model, 0, (X, y))])
-            self._worker, self._like = Worker(job, {number: shard}), like
+            names = SiteNames((settings.name,), number)
+            holder = Holder({number: (X, y)}, names, recipe.model)
+            with names.told():
+                holder.prepare(agree_on_sizes(holder.load(replace(recipe.job, names=names), {})))
+            self._holder, self._like, self._recipe = holder, like, recipe
             self._known = known
         assert self._like is not None
-        return self._worker, self._like, settings.policy
+        return self._holder, self._like, policy
 
 
 def _digest_of(request: dict[str, Any]) -> str:
@@ -136,19 +155,6 @@ def _digest_of(request: dict[str, Any]) -> str:
         return digest_recipe(pinned(str(request["recipe"])))
     except (KeyError, MalformedMessage):
         return ""
-
-
-def _count_rows(worker: Worker, number: int, question: Any) -> Answer:
-    return AboutAnswer(float(worker.shards[number].rows))
-
-
-def _evaluate(worker: Worker, number: int, question: Any) -> Answer:
-    factors = None if question.factor is None else {number: question.factor}
-    return EvaluateAnswer(worker.evaluate(question.posterior, question.hyper, factors)[number])
-
-
-# What a federation's server may ask beside updates, and what it is answered with. All other questions are refused.
-ANSWERED: dict[str, Callable[[Worker, int, Any], Answer]] = {About.name: _count_rows, Evaluate.name: _evaluate}
 
 
 def check_recipe(recipe: Recipe, settings: SiteSettings) -> None:

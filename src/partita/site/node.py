@@ -18,6 +18,7 @@ from partita.foundation.keys import read_key
 from partita.foundation.signals import IsEnding
 from partita.foundation.text import clean
 from partita.wire.questions import FOREIGN, KINDS, RECORD
+from partita.wire.signing import RUN
 
 Record = dict[str, Any]
 Answer = Callable[[Any, Record], Record]
@@ -166,7 +167,7 @@ def _reply_to(message: Any, answer: Answer) -> Any:
     kind = message.metadata.message_type.removeprefix("query.")
     record = message.content.get(RECORD) if message.has_content() else None
     if kind in KINDS and isinstance(record, ConfigRecord):
-        reply = answer(kind, {**record, "run": str(message.metadata.run_id)})
+        reply = answer(kind, {RUN: str(message.metadata.run_id), **record})
     else:
         reply = answer(FOREIGN, {})
     return Message(RecordDict({RECORD: ConfigRecord(reply)}), reply_to=message)

@@ -9,8 +9,11 @@ from partita.errors import InputError, PolicyRefusal
 from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.text import clean
 
-# What a federation's site can answer at all: its number of rows, updates, and log likelihoods.
-KINDS = ("about", "refine", "evaluate")
+# What a federation's site can answer at all, where its person has approved a recipe that needs it: its number of rows,
+# updates, log likelihoods, and what formulas and programs have to know of tables beforehand.
+KINDS = ("about", "refine", "evaluate", "levels", "rows", "moments", "products", "layout", "groups")
+# What is not counted: whoever asks how a site is asks again and again.
+UNCOUNTED = ("about",)
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,13 @@ class Policy:
         most_parameters_per_row: parameters that are learnt, for each row of the table: with about as many as there are
             rows, a fit is a copy of them.
         most_tasks: tasks under one approved recipe; a round is one.
-        most_questions: questions beside tasks: what the data's log likelihood is at a posterior that the server sends.
+        most_questions: questions beside tasks: what the data's log likelihood is at a posterior that the server sends,
+            and what has to be known of tables before a run.
     """
 
     columns: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
-    answers: tuple[str, ...] = KINDS
+    answers: tuple[str, ...] = ("about", "refine", "evaluate")
     compression: bool = True
     fewest_rows: int = 10
     fewest_per_cell: int = 3

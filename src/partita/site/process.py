@@ -15,6 +15,7 @@ from partita.foundation.signals import IsEnding, notice_signals, pause
 from partita.site.gate import Site
 from partita.site.node import Answer, Disconnected, Node, Record, Refused
 from partita.site.settings import SiteSettings, read_site
+from partita.site.signing import sign_answers
 
 Say = Callable[[str], None]
 # Seconds that a site keeps trying when it is refused: after a crash, Flower takes it for connected for another minute.
@@ -44,8 +45,9 @@ def run_site(path: Path, say: Say, accepts: bool = False) -> None:
             log.info(words)
             say(words)
 
+        site = Site(path, accepts)
         tell(f"site {settings.name}: looking for the server at {settings.server}")
-        keep_connected(settings, log_answers(Site(path, accepts), log, say), tell, is_ending)
+        keep_connected(settings, sign_answers(site, log_answers(site, log, say)), tell, is_ending)
 
 
 def keep_connected(settings: SiteSettings, answer: Answer, tell: Say, is_ending: IsEnding) -> None:

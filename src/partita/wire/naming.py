@@ -21,6 +21,8 @@ class SiteNames:
     """
 
     names: tuple[str, ...] = ()
+    # The number of the first of them: a site that knows no other has a number all the same.
+    first: int = 0
 
     def of(self, site: int) -> str:
         """How a site is called in a text."""
@@ -28,7 +30,8 @@ class SiteNames:
 
     def name(self, site: int) -> str:
         """A site's name alone."""
-        return self.names[site] if 0 <= site < len(self.names) else str(site)
+        place = site - self.first
+        return self.names[place] if 0 <= place < len(self.names) else str(site)
 
     @contextmanager
     def told(self) -> Iterator[None]:

@@ -31,6 +31,7 @@ from partita.solvers import Solver
 from partita.solvers.choice import choose_solver
 from partita.wire.job import Job
 from partita.wire.naming import SiteNames
+from partita.wire.questions import About, Evaluate
 
 # Sections and keys of a federation's file that sites are told as they stand there. Of [hyper] they only read whether it
 # is there; the person of a site is shown all of it.
@@ -185,6 +186,11 @@ class Recipe:
         if not isinstance(waits, bool) or not isinstance(once, bool):
             raise MalformedMessage("recipe: cannot be read: `waits` and `once` have to be true or false")
         return cls.read(SettingsFile(Path("the server's settings")), tables, waits, once)
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """What a server has to ask beside tasks."""
+        return (About.name, Evaluate.name)
 
     @cached_property
     def model(self) -> AbstractModel:

@@ -1,0 +1,119 @@
+"""The latest posterior that a site was sent: kept in its own folder, so that it predicts with nobody else there."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from partita.errors import CorruptStorage, InputError, RunMismatch
+from partita.families import Family
+from partita.foundation.archives import doubted, read_arrays, write_arrays
+from partita.foundation.fields import anything, entries, fields, maybe, number, text, whole
+from partita.models import Hyper
+from partita.models.base import prior_shapes
+from partita.site.consent import LONGEST, digest_recipe, pinned
+from partita.wire.messages import name_leaves, read_density
+from partita.wire.questions import Evaluate, Question
+from partita.wire.recipe import Recipe
+from partita.wire.tasks import Task
+
+FILE = "posterior.safetensors"
+# What the file says beside the density. JSON has no density, so what there is of the recipe is its own text.
+ABOUT = fields(
+    {
+        "recipe": text(LONGEST),
+        "recipe_digest": text(64),
+        "model_digest": text(64),
+        "run": text(100),
+        "posterior_version": maybe(whole()),
+        "time": number(0, most=1e12),
+        "hyper": entries(number(above=0)),
+    },
+    others=anything,
+)
+
+
+@dataclass(frozen=True)
+class Latest:
+    """A posterior as a site was sent it, and all that is needed to predict from it.
+
+    Args:
+        recipe: the text under which it was sent, which says what model it is of and how rows become inputs.
+        posterior: cavity × factor of a task, or what was to be evaluated.
+        hyper: the hyperparameters that came with it.
+        version: how many updates it had taken; None of the one that is evaluated at the end of a run.
+        run: the server's own name for its run.
+        time: when it came.
+    """
+
+    recipe: Recipe
+    posterior: Family
+    hyper: Hyper
+    version: int | None
+    run: str
+    time: float
+
+
+def find_posterior(sent: Task | Question) -> tuple[Family, Hyper, int | None] | None:
+    """The posterior in what a server sent, with its hyperparameters and version; None, if there is none in it.
+
+    Before the first update it is the prior, or a place to start from, and tells nothing.
+    """
+    if isinstance(sent, Evaluate):
+        return sent.posterior, sent.hyper, None
+    if not isinstance(sent, Task) or sent.version == 0:
+        return None
+    if not sent.message_only:
+        return sent.cavity * sent.factor, sent.hyper, sent.version
+    return None if sent.start is None else (sent.start, sent.hyper, sent.version)
+
+
+def keep_posterior(folder: Path, recipe: Recipe, run: str, sent: Task | Question) -> None:
+    """Keep the posterior in what was sent, whole, in the place of the one before.
+
+    The disk is not waited for: after a power failure the file may be one that is refused, until the next task comes.
+    """
+    found = find_posterior(sent)
+    if found is None:
+        return
+    posterior, hyper, version = found
+    about = {
+        "recipe": recipe.text,
+        "recipe_digest": digest_recipe(pinned(recipe.text)),
+        "model_digest": recipe.digest,
+        "run": run,
+        "posterior_version": version,
+        "time": round(time.time(), 3),
+        "hyper": {name: float(value) for name, value in hyper.items()},
+    }
+    write_arrays(folder / FILE, name_leaves("posterior", posterior), about, durable=False)
+
+
+def read_posterior(folder: Path) -> Latest:
+    """What was kept last, checked: it has to be of the model that this version builds from its recipe."""
+    path = folder / FILE
+    if not path.exists():
+        raise InputError(
+            f"{folder.parent}: no posterior has come yet: one is kept here with the first task after a round, while "
+            f"this runs: partita site {folder.parent}"
+        )
+    arrays, about = read_arrays(path)
+    with doubted(path):
+        ABOUT(about, FILE)
+        recipe = Recipe.parse(about["recipe"])
+        if digest_recipe(pinned(recipe.text)) != about["recipe_digest"]:
+            raise CorruptStorage(f"{path}: its recipe is not the one that it names")
+        if recipe.digest != about["model_digest"]:
+            raise RunMismatch(
+                f"{path}: came under another version of Partita, which built another model; "
+                "the next task brings a new one"
+            )
+        hyper = {name: float(value) for name, value in about["hyper"].items()}
+        if hyper.keys() != recipe.model.hyper.keys():
+            raise ValueError("has other hyperparameters than its model")
+        posterior = jax.tree.map(np.asarray, read_density("posterior", arrays, prior_shapes(recipe.model, hyper)))
+        if not posterior.is_finite() or not posterior.is_proper():
+            raise CorruptStorage(f"{path}: the posterior is not proper: it says nothing")
+    return Latest(recipe, posterior, hyper, about["posterior_version"], about["run"], about["time"])
