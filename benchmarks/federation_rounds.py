@@ -231,7 +231,8 @@ def measure(number: int, model: str, rounds: int, hosts: int) -> dict[str, Any]:
         gaps = np.diff(times)[WARM - 1 :]
         return {
             "sites": number, "model": model, "state": state["state"], "rounds": len(times),
-            "median": float(np.median(gaps)), "worst": float(np.max(gaps)), "cpu": {name: seconds / max(1, n) for name, (seconds, n) in used.items()},
+            "median": float(np.median(gaps)), "worst": float(np.max(gaps)),
+            "cpu": {name: seconds / max(1, n) for name, (seconds, n) in used.items()},
             "costs": costs, "updates": sorted({site["updates"] for site in state["sites"]}),
             "bytes": sum(site["bytes_down"] + site["bytes_up"] for site in state["sites"]) / max(1, len(times)),
             "lost": [row for row in log if row["level"] == "warning" and row.get("last_seen")],

@@ -186,7 +186,7 @@ class Office:
         from flwr.supercore.constant import TaskType
 
         from partita.federation.link import build_gate
-        from partita.foundation.keys import read_public_key
+        from partita.foundation.keys import read_public_key, write_pem
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No path_separator found", DeprecationWarning)
@@ -194,7 +194,7 @@ class Office:
         self.state, self.folder = self.gate.app.state.linkstate_factory.state(), folder
         self.nodes = {}
         for name in folder.sites:
-            key = read_public_key(folder.public_key(name), "PEM")
+            key = write_pem(read_public_key(folder.public_key(name)))
             self.nodes[name] = self.state.create_node("nobody", "nobody", key, 0, name=name)
             assert self.state.activate_node(self.nodes[name], 30.0)
         self.run = self.state.create_run(None, None, None, {}, "@none/default", None, "nobody", TaskType.SERVER_APP)

@@ -231,7 +231,7 @@ def build_gate(folder: ServerFolder, port: int) -> Gate:
     model = folder.recipe.model
     app = flower_app(folder)
     post = Post(app.state.linkstate_factory.state())
-    return Gate(app, post, port, token, folder.members.keys, largest(prior_of(model, model.hyper)))
+    return Gate(app, post, port, token, folder.members.current, largest(prior_of(model, model.hyper)))
 
 
 def _listen(host: str, port: int) -> socket.socket:

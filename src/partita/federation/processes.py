@@ -134,7 +134,8 @@ def _run_processes(folder: ServerFolder, children: Children, watch: Callable[[Ro
     if not _start_link(folder, children, port, is_ending_while_watched):
         return read_state(folder) | STOPPED
     with closing(Control(folder, port)) as control:
-        return _keep_app_running(folder, children, control, watch, is_ending_while_watched)
+        folder.members.check()
+        return _keep_app_running(folder, children, control, watch, is_ending)
 
 
 def _keep_app_running(
@@ -145,9 +146,11 @@ def _keep_app_running(
     is_ending: IsEnding,
 ) -> Row:
     """See to it that the server's app is there until its run has ended."""
-    _register(folder, control)
+    registered: set[tuple[str, bytes]] = set()
+    _register_members(folder, control, registered)
     attempt, attempts, seen = _start_run(control), 1, time.monotonic() + START
     while not pause(0.3, is_ending):
+        _register_members(folder, control, registered)
         state = read_state(folder)
         is_ours = state.get("attempt") == attempt
         watch(state if is_ours else _as_starting(state))
@@ -155,10 +158,9 @@ def _keep_app_running(
             return state
         for name in children.find_ended():
             children.restart(name)
-            # It knows nobody, and no run.
             if name == LINK and _wait_for_link(children, control.address, folder, is_ending):
-                _register(folder, control)
-                seen = time.monotonic() - WITHOUT_APP
+                # It knows nobody.
+                registered.clear()
         if lock_holder(folder.run / "server.lock") is not None:
             seen = time.monotonic()
         elif time.monotonic() - seen > WITHOUT_APP:
@@ -168,14 +170,17 @@ def _keep_app_running(
     return read_state(folder) | STOPPED
 
 
+def _register_members(folder: ServerFolder, control: Control, known: set[tuple[str, bytes]]) -> None:
+    """Tell Flower of keys that have come."""
+    for member in folder.members.current().items():
+        if member not in known:
+            control.register(*member)
+            known.add(member)
+
+
 def _as_starting(before: Row) -> Row:
     """Who was there before is not known to be there now."""
     return {**before, "state": "starting", "sites": [{**row, "ready": False} for row in before["sites"]]}
-
-
-def _register(folder: ServerFolder, control: Control) -> None:
-    for site in folder.sites:
-        control.register(site)
 
 
 def _wait_for_link(children: Children, here: str, folder: ServerFolder, is_ending: IsEnding) -> bool:

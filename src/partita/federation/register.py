@@ -112,7 +112,7 @@ class Members:
     @property
     def invited(self) -> tuple[str, ...]:
         """Sites that were invited, in order."""
-        self.keys()
+        self.current()
         return self._invited
 
     @property
@@ -120,7 +120,7 @@ class Members:
         """All sites, those that are listed first."""
         return (*self._listed, *self.invited)
 
-    def keys(self) -> dict[str, bytes]:
+    def current(self) -> dict[str, bytes]:
         """The key of each site that has one which is not revoked."""
         stamp, now = self._stamp(), time.monotonic()
         if stamp != self._seen[0] or now - self._seen[1] > AGAIN:
