@@ -284,7 +284,7 @@ def test_17_18_32_strangers_get_nothing_and_sites_run_nothing(federation, tmp_pa
 
 
 def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
-    ours = federation(40)
+    ours = federation(400)
     ours.start_sites()
     port = free_port()
     ours.start("serve", "serve", ours.folder, "--metrics", port)
@@ -308,8 +308,8 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     assert "there is a run already" in ours.command("serve", ours.folder, code=2)
     ours.start("serve", "resume", ours.folder)
     assert ours.started["serve"].wait(300) == 0
-    result, there = ours.result(), in_process(40)
-    assert len(result.history) == 40
+    result, there = ours.result(), in_process(400)
+    assert len(result.history) == 400
     assert distance(result.posterior, there.posterior) < 1e-9
     np.testing.assert_allclose(result.log_evidence, there.log_evidence, rtol=1e-9)
     assert ours.status()["state"] == "finished"
@@ -323,15 +323,15 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     assert "Federation federation" in (ours.folder / "report.html").read_text()
     # More rounds of the same run.
     file = ours.folder / "federation.toml"
-    file.write_text(file.read_text().replace("rounds = 40", "rounds = 41"))
+    file.write_text(file.read_text().replace("rounds = 400", "rounds = 401"))
     ours.start("serve", "resume", ours.folder)
     assert ours.started["serve"].wait(300) == 0
-    assert distance(ours.result().posterior, in_process(41).posterior) < 1e-9
+    assert distance(ours.result().posterior, in_process(401).posterior) < 1e-9
 
 
 def test_a_site_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
     """A site with other columns is told what is wrong, mends it, and joins; another is killed, and comes back."""
-    ours = federation(100, minimum=2, gather=1.0)
+    ours = federation(900, minimum=2, gather=1.0)
     ours.write_data("c", *SHARDS[2], names=("x1", "x2", "SIZE", "x4", "x5", "y"))
     ours.start_sites()
     ours.start("serve", "serve", ours.folder)
@@ -351,7 +351,7 @@ def test_a_site_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
 
 
 def test_a_retired_site_leaves_nothing_behind_and_the_server_can_be_stopped(federation):
-    ours = federation(40)
+    ours = federation(400)
     ours.start_sites()
     ours.start("serve", "serve", ours.folder)
     ours.until(lambda: ours.version() >= 6)
@@ -461,7 +461,7 @@ run_site(Path(sys.argv[1]), print, accepts=True)
 
 def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
     """Row 14 of the faults, and bad bytes over the wire: refused, and the others go on."""
-    ours = federation(60, minimum=2, gather=20.0)
+    ours = federation(600, minimum=2, gather=20.0)
     other = Federation(tmp_path / "other", 14)
     # A stranger with a key of its own, a site that trusts another authority, and one that answers nonsense.
     stranger = ours.folder / "for-sites" / "stranger"
@@ -479,7 +479,7 @@ def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
     ours.until(lambda: "refused, trying again" in ours.log("stranger"))
     assert ours.started["serve"].wait(300) == 0
     assert ours.site("c")["barred"].startswith("quarantined: cannot be read")
-    assert ours.site("a")["updates"] == 60
+    assert ours.site("a")["updates"] == 600
     assert not ours.site("b")["ready"]
     assert intruder.poll() is None or intruder.returncode == 2
     assert distance(ours.result().posterior, in_process(60, SHARDS[:1]).posterior) < 1e-3
