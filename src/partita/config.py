@@ -9,6 +9,7 @@ import numpy as np
 
 from partita import datasets
 from partita.errors import ConfigError, InputError
+from partita.foundation.csv_files import read_columns
 from partita.foundation.foreign import parse_toml
 from partita.foundation.plain import Row
 from partita.foundation.settings_files import SettingsFile, Table, read_settings_file
@@ -24,7 +25,8 @@ from partita.wire.recipe import ModelChoice, read_seed, read_solver
 
 @dataclass(frozen=True)
 class Data:
-    """A data set by name, or a CSV file with a header and the column to predict; for a regression, a file per site.
+    """A data set by name, or a CSV file with a header and the column to predict, if the model predicts one; for a
+    regression, a file per site.
 
     Without `test_share` the test part is the published one if there is one, else a random fifth of the rows.
     """
@@ -157,16 +159,20 @@ def read_damping(file: SettingsFile, tables: Table) -> Any:
 
 
 def load_data(config: Config, folder: Path) -> tuple[Arrays, Arrays, Row | None]:
-    """The training and the test part, standardised by the training part; and how that was done, if it was."""
-    train, test = _read(config.data, folder, config.seed)
+    """The training and the test part, standardised by the training part; and how that was done, if it was.
+
+    A part is inputs and targets; a file that is read for a model without targets has inputs only.
+    """
+    predicts = config.model is None or config.model.takes_target
+    train, test = _read(config.data, folder, config.seed, predicts)
     if not config.data.standardise:
         return train, test, None
     X = np.asarray(train[0])
     centre, unit = datasets.column_units(X)
     names = feature_names(config, folder) or [f"x{column}" for column in range(X.shape[-1])]
     design = {"columns": names, "centre": centre.tolist(), "unit": unit.tolist()} if X.ndim == 2 else None
-    test = (datasets.standardised(test[0], X), test[1])
-    return (datasets.standardised(X), train[1]), test, design
+    test = (datasets.standardised(test[0], X), *test[1:])
+    return (datasets.standardised(X), *train[1:]), test, design
 
 
 def feature_names(config: Config, folder: Path) -> list[str]:
@@ -176,15 +182,20 @@ def feature_names(config: Config, folder: Path) -> list[str]:
     return [name for name in datasets.read_header(folder / config.data.path) if name != config.data.target]
 
 
-def _read(data: Data, folder: Path, seed: int) -> tuple[Arrays, Arrays]:
+def _read(data: Data, folder: Path, seed: int, predicts: bool) -> tuple[Arrays, Arrays]:
     if (data.name is None) == (data.path is None):
         raise ConfigError("[data]: give either a name or a path")
     if data.test_share is not None and not 0 < data.test_share < 1:
         raise ConfigError(f"[data] test_share: expected a number between 0 and 1, got {data.test_share}")
     if data.name in datasets.WITH_SPLIT and data.test_share is None:
         return datasets.load_split(data.name)
+    if data.target is not None and not predicts:
+        raise ConfigError("[data] target: the model predicts nothing: leave it out")
+    whole: Arrays
     if data.name is not None:
         whole = datasets.load(data.name)
+    elif not predicts:
+        whole = (read_columns(folder / str(data.path))[1],)
     elif data.target is not None:
         whole = datasets.read_csv(folder / str(data.path), data.target)
     else:
@@ -192,7 +203,7 @@ def _read(data: Data, folder: Path, seed: int) -> tuple[Arrays, Arrays]:
     return datasets.train_test(whole, 0.2 if data.test_share is None else data.test_share, seed)
 
 
-def build_model(config: Config, X: np.ndarray, y: np.ndarray) -> AbstractModel:
+def build_model(config: Config, X: np.ndarray, y: Any = None) -> AbstractModel:
     """The model, with what follows from the data filled in."""
     assert config.model is not None
     return config.model.build(X, y)

@@ -15,7 +15,7 @@ from partita.formulas.fitting import check_comparable
 from partita.foundation.checks import check_level
 from partita.foundation.plain import Row
 from partita.models import AbstractModel
-from partita.predictive import expected_response
+from partita.predictive import score_rows
 from partita.report import saved_report, write_report
 from partita.report.follower import Follower
 from partita.report.measures import write_measures
@@ -43,12 +43,12 @@ class ModelRun:
 
     def fit(self, resume: bool, watch: Watch) -> Row | None:
         """Fit, and keep result and measures; there is nothing more to show than the run itself."""
-        model: Any = self.model
+        model = self.model
         schedule = self.config.schedule
         assert schedule is not None
 
         def metrics(posterior: Any) -> dict[str, float]:
-            return dict(model.score(expected_response(model, posterior, self.test[0]), self.test[1]))
+            return score_rows(model, posterior, self.test)
 
         every = Every(metrics, folds=1 if schedule.waits and schedule.parallel else self.config.partition.sites)
         result = fit(
@@ -112,10 +112,12 @@ def prepare_run(path: Path, settings: Sequence[str], folder: Path, quiet: bool =
     config = read_config(path, settings)
     if config.regression is not None:
         return _prepare_regression(config, path, folder, quiet)
-    (X, y), test, design = load_data(config, path.parent)
-    model = build_model(config, X, y)
+    train, test, design = load_data(config, path.parent)
+    model = build_model(config, *train)
     parts = config.partition
-    shards = split((X, y), parts.sites, parts.how, concentration=parts.concentration, seed=config.seed)  # type: ignore[arg-type]
+    shards: list[Any] = split(train, parts.sites, parts.how, concentration=parts.concentration, seed=config.seed)  # type: ignore[arg-type]
+    if not model.takes_target:
+        shards = [shard[0] for shard in shards]
     return ModelRun(path.stem, config, folder, model, shards, test, design, feature_names(config, path.parent))
 
 

@@ -1,9 +1,10 @@
 """What a posterior predicts: the likelihood's response, averaged over the parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +42,21 @@ def predictive_std(model: AbstractModel, posterior: Family, hyper: Hyper, X: Any
         numbers = {name: np.asarray(value, model.dtype) for name, value in hyper.items()}
         variance: np.ndarray = on_host(_choose(_predictive_variance, model, X)(predictor, posterior, X, numbers))
     return np.sqrt(variance[: len(rows)])
+
+
+def score_rows(model: AbstractModel, posterior: Family, test: Sequence[Any]) -> dict[str, float]:
+    """How well rows that were held out are predicted; of a model that predicts nothing, what it expects of them.
+
+    That is `nll`, what is expected of the log likelihood of a row, with another sign.
+    """
+    if model.takes_target:
+        predictor: Any = model
+        return dict(predictor.score(expected_response(model, posterior, test[0]), test[1]))
+    shard = model.shard(0, test[0])
+    with precision(model.dtype):
+        hyper = {name: np.asarray(value, model.dtype) for name, value in model.hyper.items()}
+        values = on_host(_expected_log_prob(model, posterior, shard.data, hyper))
+    return {"nll": float(-np.average(values, weights=shard.weights))}
 
 
 def predict_interval(
@@ -157,6 +173,11 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
         return jnp.tensordot(weights, model.response(f), axes=1)
     draw = model.draws(posterior, X)
     return _mean_over(jax.random.split(jax.random.key(0), samples), lambda key: model.response(draw(key)))
+
+
+@eqx.filter_jit
+def _expected_log_prob(model: AbstractModel, posterior: Family, data: Any, hyper: Hyper) -> Array:
+    return model.expected_log_prob(posterior.mean(), data, hyper)
 
 
 @Program.of

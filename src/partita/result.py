@@ -208,7 +208,7 @@ def _unpacked(
             by_formula = "formula" in (about.get("design") or ())
             how = "use pt.Regression.load(path)" if by_formula else "pass it as load(path, model=...)"
             raise InputError(f"{path}: holds a {name}, whose code is not stored: {how}")
-        model = MODELS[name](**settings)
+        model = MODELS[name].from_settings(settings)
     elif _model_settings(model) != about["model"]:
         raise RunMismatch(f"{path}: was fitted with another model: {about['model']}")
     if about["hyper"].keys() != model.hyper.keys():
@@ -302,9 +302,5 @@ def _model_settings(model: AbstractModel) -> Row:
     """A built-in model's name and settings; only the name of one that holds code, or arrays."""
     for name, known in MODELS.items():
         if type(model) is known:
-            fields = [f.name for f in dataclasses.fields(model) if f.name != "given_prior"]
-            settings = {field: getattr(model, field) for field in fields}
-            settings = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-            kinds = (str, int, float, bool, np.number, list, type(None))
-            return {"name": name, **(settings if all(isinstance(v, kinds) for v in settings.values()) else {})}
+            return {"name": name, **(model.to_settings() or {})}
     return {"name": type(model).__name__}

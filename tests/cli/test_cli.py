@@ -260,3 +260,30 @@ def test_a_file_that_is_not_there_is_told_as_such(tmp_path):
     shown = CliRunner().invoke(app, ["report", str(tmp_path / "nothere.safetensors")])
     assert shown.exit_code != 0
     assert "nothere.safetensors: there is no such file or folder" in shown.output + str(shown.exception)
+
+
+def test_a_model_that_predicts_nothing_runs_from_a_file(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(60, 2)) + 8 * (np.arange(60) % 2)[:, None]
+    (tmp_path / "table.csv").write_text("a,b\n" + "\n".join(",".join(map(repr, row)) for row in rows.tolist()) + "\n")
+    config = (
+        '[data]\npath = "table.csv"\n[partition]\nsites = 3\n[model]\nname = "gaussian-mixture"\ncomponents = 4\n'
+        '[schedule]\nname = "synchronous"\nrounds = 20\n'
+    )
+    (tmp_path / "table.toml").write_text(config)
+    summary = json.loads(partita("run", "table.toml", "--json", cwd=tmp_path).stdout.splitlines()[-1])
+    result = pt.load(tmp_path / "runs" / "table" / "result.safetensors")
+    train, test = pt.datasets.train_test((rows,), 0.2)
+    # Rows are four deviations and more from the other half of them.
+    share = result.model.responsibilities(result.posterior, pt.datasets.standardised(test[0], train[0]))
+    assert np.all(share.max(axis=1) > 0.99)
+    low = np.count_nonzero(train[0][:, 0] < 4)
+    found = np.sort(result.posterior.parts["weights"].concentration)
+    assert found == pytest.approx(sorted([1, 1, 1 + low, 1 + len(train[0]) - low]), abs=0.1)
+    assert 0 < summary["nll"] < 2.9  # of two independent standard normal columns: 2.84
+    for old, new, complaint in (
+        ("components = 4\n", "", "components is missing: how many there are at most; components = 3, for example"),
+        ('"table.csv"', '"table.csv"\ntarget = "b"', "[data] target: the model predicts nothing: leave it out"),
+        ("sites = 3", 'sites = 3\nhow = "by-label"', "'by-label' needs labels"),
+    ):
+        (tmp_path / "table.toml").write_text(config.replace(old, new))
+        assert complaint in partita("run", "table.toml", "--out", "other", cwd=tmp_path).stderr

@@ -474,6 +474,10 @@ def test_a_run_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
 
 def make_data(name, generator):
     X = generator.normal(size=(12, 2))
+    if name in ("latent-dirichlet-allocation", "poisson-factorisation"):
+        return 1.0 + generator.poisson(2.0, size=(12, 2))
+    if not pt.models.REGISTRY[name].takes_target:
+        return X
     if name == "poisson-regression":
         return X, generator.poisson(2.0, size=12).astype(float)
     if name == "linear-regression":
@@ -492,8 +496,10 @@ MODELS = {
 
 def fitted(name="logistic-regression", settings=(), rounds=2, **options):
     generator = np.random.default_rng(0)
-    sizes = {} if name == "network" else {"features": 2}
-    model = pt.models.REGISTRY[name](**sizes, **dict(settings))
+    kind = pt.models.REGISTRY[name]
+    suggested = {key: value for key, (value, _) in kind.suggested.items()}
+    sizes = {"network": {}, "latent-dirichlet-allocation": {"words": 2}}.get(name, {"features": 2})
+    model = kind(**{**sizes, **suggested, **dict(settings)})
     shards = [make_data(name, generator) for _ in range(2)]
     return pt.fit(model, shards, schedule=Synchronous(rounds=rounds), **options)
 
@@ -519,7 +525,8 @@ def test_every_model_comes_back_as_it_was_saved(tmp_path, name, settings):
     assert_same_result(loaded, result)
     assert type(loaded.model) is type(result.model)
     assert_same_result(pt.load(tmp_path / "result", model=result.model), result)
-    np.testing.assert_array_equal(loaded.predict(X), result.predict(X))
+    if result.model.takes_target:
+        np.testing.assert_array_equal(loaded.predict(X), result.predict(X))
     assert same(loaded.sample(0, 3), result.sample(0, 3))
 
 

@@ -26,7 +26,9 @@ def new_federation(
     sites: Annotated[str, typer.Option(help="Names of sites, separated by commas.")] = "a,b,c",
     address: Annotated[str, typer.Option(help="Where sites will reach the server, host:port.")] = "127.0.0.1:9092",
     features: Annotated[str, typer.Option(help="Columns to predict from, separated by commas.")] = "x1,x2",
-    target: Annotated[str, typer.Option(help="The column to predict.")] = "y",
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict; y if not given, where the model predicts one.")
+    ] = None,
     model: Annotated[str, typer.Option(help="As in `partita run`.")] = "logistic-regression",
 ) -> None:
     """Make the folder of a server and one for every site, with keys and certificates.
@@ -35,9 +37,12 @@ def new_federation(
     """
     from partita.engines.flower import import_flower
     from partita.federation.new import make_federation
+    from partita.models import REGISTRY
 
     import_flower()
-    for path in make_federation(folder, _split(sites), address, _split(features), target.strip(), model):
+    predicts = model not in REGISTRY or REGISTRY[model].takes_target
+    predicted = target.strip() if target is not None else "y" if predicts else None
+    for path in make_federation(folder, _split(sites), address, _split(features), predicted, model):
         typer.echo(path)
     typer.echo(f"read {folder / 'README.md'} next")
 
@@ -152,6 +157,36 @@ def readmit(folder: Folder, site: SiteName) -> None:
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "readmitted"))
+
+
+@federation.command()
+def rotate(
+    folder: Folder,
+    site: SiteName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `partita site rotate` has made at the site.")],
+) -> None:
+    """Put a site's next key in the place of its key, also while the server runs.
+
+    DIR is the server's folder, SITE the site's name, FILE what the site has made; both keys have signed it.
+    """
+    from partita.federation.membership import rotate as put
+
+    typer.echo(put(folder, site, file))
+
+
+@federation.command()
+def revoke(
+    folder: Folder,
+    site: SiteName,
+    forget: Annotated[bool, typer.Option("--forget", help="Divide the site's factor out, for good.")] = False,
+) -> None:
+    """Close the door for a site's key, at once and for good; its factor stays in the posterior.
+
+    DIR is the server's folder, SITE the site's name.
+    """
+    from partita.federation.membership import revoke as close
+
+    typer.echo(close(folder, site, forget))
 
 
 @federation.command()

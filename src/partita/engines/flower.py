@@ -149,6 +149,7 @@ class Flower:
         for asked, payload in wanted:
             peer = asked.peer
             assert peer.node is not None
+            asked.node = peer.node
             record = ConfigRecord(
                 {**self.greeting, "compression": self.compression, "site": self._number(peer), "payload": payload}
             )
@@ -249,6 +250,7 @@ class Flower:
         """Ask those who are connected, and have not said that they can work, how they are."""
         nodes = [node for node in self.grid.get_nodes() if self.is_known(node)]
         connected = {node.name: node.node_id for node in nodes}
+        self._withdraw(connected)
         busy = {asked.peer.name for asked in self._asked.values()}
         wanted = []
         for peer in self.peers:
@@ -259,6 +261,13 @@ class Flower:
             elif not peer.ready and peer.name not in busy and time.monotonic() >= peer.not_before:
                 wanted.append((Asked(peer, q.About(), time.monotonic()), b""))
         self._push(wanted)
+
+    def _withdraw(self, connected: Mapping[str, int]) -> None:
+        """What a site was asked before it came with another key will not be answered."""
+        for number, asked in list(self._asked.items()):
+            if connected.get(asked.peer.name, asked.node) != asked.node:
+                del self._asked[number]
+                self._note_failure(asked, "has come with another key, and is asked again")
 
     def _note_failure(self, asked: Asked, problem: str) -> None:
         if not isinstance(asked.content, Task | q.About | q.Evaluate):

@@ -9,7 +9,7 @@ from typing import Any
 from partita.errors import EngineError
 from partita.federation.folders import ServerFolder
 from partita.federation.link import HERE, operator_token
-from partita.foundation.keys import read_key, read_public_key
+from partita.foundation.keys import read_key, write_pem
 
 APP = b"""\
 [project]
@@ -57,14 +57,13 @@ class Control:
     def close(self) -> None:
         self._client.close()
 
-    def register(self, site: str) -> None:
+    def register(self, site: str, key: bytes) -> None:
         """Tell Flower the key of a site; one that it knows already is left as it is."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
         from flwr.supercore.error import ApiErrorCode
 
-        key = read_public_key(self._folder.public_key(site), "PEM")
         with _explain_errors(f"site {site}", ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE):
-            self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=site))
+            self._client.RegisterNode(RegisterNodeRequest(public_key=write_pem(key), name=site))
 
     def start_run(self, attempt: str) -> None:
         """Have Partita's own app run at the server."""

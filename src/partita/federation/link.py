@@ -208,7 +208,7 @@ def build_gate(folder: ServerFolder, port: int) -> Gate:
     token = operator_token(read_key(folder.keys / "secret"))
     folder.members.check()
     model = folder.recipe.model
-    return Gate(flower_app(folder), port, token, folder.members.keys, largest(prior_of(model, model.hyper)))
+    return Gate(flower_app(folder), port, token, folder.members.current, largest(prior_of(model, model.hyper)))
 
 
 def _listen(host: str, port: int) -> socket.socket:

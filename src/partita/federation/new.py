@@ -11,14 +11,15 @@ from partita.federation.folders import FEDERATION, read_server
 from partita.foundation.keys import write_certificates, write_secret, write_site_key
 from partita.foundation.locks import private_folder
 from partita.foundation.network import split_address
+from partita.models import REGISTRY as MODELS
 from partita.site.settings import SITE, site_file_text
 from partita.wire.naming import check_site_names
 
 
 def make_federation(
-    path: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str
+    path: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str | None, model: str
 ) -> list[Path]:
-    """Make the folder of a server and one for every site; what was made, to be told."""
+    """Make the folder of a server and one for every site; what was made, to be told. Not all models have a target."""
     check_site_names(sites)
     path = path.resolve()
     if '"' in str(path) or "\\" in str(path):
@@ -42,7 +43,7 @@ def make_federation(
 
 
 def _write_federation(
-    made: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str
+    made: Path, sites: Sequence[str], address: str, features: Sequence[str], target: str | None, model: str
 ) -> None:
     host, _ = split_address(address)
     write_certificates(made / "keys", list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
@@ -63,12 +64,27 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def federation_file_text(sites: Sequence[str], address: str, features: Sequence[str], target: str, model: str) -> str:
+def federation_file_text(
+    sites: Sequence[str], address: str, features: Sequence[str], target: str | None, model: str
+) -> str:
+    """What the file of a new server says."""
+    predicted = "# This model predicts nothing." if target is None else f"target = {_toml(target)}"
+    suggested = MODELS[model].suggested.items() if model in MODELS else ()
+    moves_far = model in MODELS and (MODELS[model].drawn or not MODELS[model].takes_target)
+    limited = "# " if moves_far else ""
+    held_back = (
+        "models like this move by hundreds and more, see `change` in a run's history"
+        if moves_far
+        else "the first ones of large tables are taken in parts"
+    )
+    settings = "".join(
+        f"# {words[0].upper()}{words[1:]}.\n{key} = {_toml(value)}\n" for key, (value, words) in suggested
+    )
     return f"""\
 # Sites are told these sections with every task. Their data stay where they are.
 [columns]
 features = {_toml(list(features))}
-target = {_toml(target)}
+{predicted}
 # Subtracted from each feature, and what is left divided by: the same numbers at every site.
 # centre = {json.dumps([0.0] * len(features))}
 # scale = {json.dumps([1.0] * len(features))}
@@ -77,17 +93,17 @@ target = {_toml(target)}
 
 [model]
 name = {_toml(model)}
-
+{settings}
 [schedule]
 name = "synchronous"
 rounds = 20
 
 # What updates may do before they are held back, or their site is not asked again; see docs/server.md.
 [limits]
-# Nats by which one update may move the posterior; the first ones of large tables and of networks are taken in parts.
-change = 100.0
+# Nats by which one update may move the posterior; {held_back}.
+{limited}change = 100.0
 # Nats by which all updates of one site may move it over the run, each on its own; then the site is quarantined.
-total = 10000.0
+{limited}total = 10000.0
 strikes = 3
 # Updates of others that may have been folded since a site was asked.
 staleness = {max(100, 10 * len(sites))}

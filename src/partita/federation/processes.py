@@ -132,8 +132,7 @@ def _run_processes(folder: ServerFolder, children: Children, watch: Callable[[Ro
     if not _start_link(folder, children, port, is_ending_while_watched):
         return read_state(folder) | STOPPED
     with closing(Control(folder, port)) as control:
-        for site in folder.sites:
-            control.register(site)
+        folder.members.check()
         return _keep_app_running(folder, children, control, watch, is_ending)
 
 
@@ -145,8 +144,11 @@ def _keep_app_running(
     is_ending: IsEnding,
 ) -> Row:
     """See to it that the server's app is there until its run has ended."""
+    registered: set[tuple[str, bytes]] = set()
+    _register_members(folder, control, registered)
     attempt, attempts, seen = _start_run(control), 1, time.monotonic() + START
     while not pause(0.3, is_ending):
+        _register_members(folder, control, registered)
         state = read_state(folder)
         is_ours = state.get("attempt") == attempt
         watch(state if is_ours else _as_starting(state))
@@ -161,6 +163,14 @@ def _keep_app_running(
                 raise EngineError(f"the server's app ended {attempts} times: see {folder.run / 'log.jsonl'}")
             attempt, attempts, seen = _start_run(control), attempts + 1, time.monotonic() + START
     return read_state(folder) | STOPPED
+
+
+def _register_members(folder: ServerFolder, control: Control, known: set[tuple[str, bytes]]) -> None:
+    """Tell Flower of keys that have come."""
+    for member in folder.members.current().items():
+        if member not in known:
+            control.register(*member)
+            known.add(member)
 
 
 def _as_starting(before: Row) -> Row:

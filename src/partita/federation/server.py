@@ -102,7 +102,7 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
         patience=server.patience,
         gather=server.gather,
         compression=server.compression,
-        is_known=lambda node: canonical_key(node.public_key) == members.keys().get(node.name),
+        is_known=lambda node: canonical_key(node.public_key) == members.current().get(node.name),
         requests=Requests(folder),
         watch=reporter.watch,
         notary=signatures,

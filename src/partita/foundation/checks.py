@@ -40,6 +40,13 @@ def check_not_negative(place: str = "", **values: Any) -> None:
             raise InputError(f"{place}{name}: expected a number of at least 0, got {value!r}")
 
 
+def check_seed(place: str = "", **values: Any) -> None:
+    """Whole numbers that begin something random."""
+    for name, value in values.items():
+        if not is_whole(value, 0) or value >= 2**32:
+            raise InputError(f"{place}{name}: expected a whole number from 0 to 2**32 - 1, got {value!r}")
+
+
 def check_one_of(place: str, known: Collection[str], **values: Any) -> None:
     """Names that are known; anything else than a name, such as a list, is refused in the same words."""
     for name, value in values.items():

@@ -13,12 +13,12 @@ def hermite(points: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache
-def normal_points(samples: int, dimension: int) -> np.ndarray:
+def normal_points(samples: int, dimension: int, seed: int = 0) -> np.ndarray:
     """Symmetric low-discrepancy standard normal points, with unit second moment in every coordinate."""
     from scipy.stats import norm, qmc
 
     half = max(1, samples // 2)
-    uniform = qmc.Sobol(dimension, rng=0).random_base2(max(1, (half - 1).bit_length()))[:half]
+    uniform = qmc.Sobol(dimension, rng=seed).random_base2(max(1, (half - 1).bit_length()))[:half]
     points = norm.ppf(np.clip(uniform, 1e-9, 1 - 1e-9))
     both = np.concatenate([points, -points])
     return both / np.sqrt(np.mean(both**2, axis=0))

@@ -25,6 +25,10 @@ REGISTRY: dict[str, type[AbstractModel]] = {
     "softmax-regression": SoftmaxRegression,
     "heteroscedastic-regression": HeteroscedasticRegression,
     "network": Network,
+    "gaussian-mixture": GaussianMixture,
+    "factor-analysis": FactorAnalysis,
+    "latent-dirichlet-allocation": LatentDirichletAllocation,
+    "poisson-factorisation": PoissonFactorisation,
 }
 
 __all__ = [

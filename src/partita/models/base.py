@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
@@ -20,6 +20,8 @@ from partita.models.opening import Opening
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard
 
 Hyper = dict[str, Any]
+# The most natural parameters of a model that a file names.
+MOST_NUMBERS = 10_000_000
 
 
 class Rows(NamedTuple):
@@ -47,8 +49,30 @@ class AbstractModel(Opening):
     steep: ClassVar[bool] = False
     # Whether `natural_prior` computes in NumPy, so that nothing has to be compiled for it.
     prior_on_host: ClassVar[bool] = False
+    # Whether it is of targets given inputs, or of rows by themselves, which are then all that a shard is.
+    takes_target: ClassVar[bool] = True
+    # For files that are made: of settings that have no value of their own, one to begin with, and what it is.
+    suggested: ClassVar[Mapping[str, tuple[Any, str]]] = {}
 
     given_prior: Family | None = eqx.field(default=None, kw_only=True)
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: Any, **settings: Any) -> Self:
+        """A model of the right size for data like these, with what a file says of it."""
+        raise MissingCapability(f"{cls.__name__} cannot be made from settings of a file")
+
+    def to_settings(self) -> dict[str, Any] | None:
+        """What makes the same model again, as plain values, to store; None of one that holds code, or arrays."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "given_prior"]
+        values = {name: getattr(self, name) for name in names}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        kinds = (str, int, float, bool, np.number, list, type(None))
+        return plain if all(isinstance(value, kinds) for value in plain.values()) else None
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """The inverse of `to_settings`."""
+        return cls(**settings)
 
     @property
     def exact(self) -> bool:
@@ -252,6 +276,14 @@ def shard_of_rows(model: AbstractModel, site: int, raw: Any, features: int, of: 
         raise ShardError(site, "data", f"expected rows of {features} {of}, got shape {X.shape}")
     check_rows(site, {"data": X})
     return make_shard(X, check_weights(site, weights, len(X), model.dtype))
+
+
+def check_numbers(numbers: int, settings: str) -> None:
+    """Check that a model that a file names fits into memory; of which settings there should be less, is told."""
+    if numbers > MOST_NUMBERS:
+        raise InputError(
+            f"{settings}: these make {numbers:,} natural parameters, and at most {MOST_NUMBERS:,} are read"
+        )
 
 
 def check_like(own: Family, /, *, proper: bool = True, **given: Family) -> Family:

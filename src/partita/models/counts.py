@@ -1,6 +1,6 @@
 """Poisson factorisation of counts: the weights of a row are found at its site."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ from jax.scipy.special import gammaln
 from partita.errors import ShardError
 from partita.families import Family, Gamma
 from partita.families.gamma import positive_digamma
-from partita.foundation.checks import check_count, check_positive
+from partita.foundation.checks import check_count, check_positive, check_seed
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import PerRow
-from partita.models.base import AbstractModel, Hyper, shard_of_rows
+from partita.models.base import AbstractModel, Hyper, check_numbers, shard_of_rows
 from partita.shards import Shard
 
 # Below this, a rate counts as this.
@@ -25,13 +25,14 @@ class PoissonFactorisation(AbstractModel):
 
     The patterns β are what is learnt, a posterior `Gamma` of shape (patterns, features). A row's weights θ have a gamma
     posterior that never leaves its site; it is found by coordinate ascent in every evaluation. All patterns have the
-    same prior, so a run has to start elsewhere: `fit(model, shards, start=model.begin())`.
+    same prior, so a run starts at patterns that differ at random.
 
     Args:
         features, patterns: how many.
         shape, rate: of the prior of patterns.
         row_shape, row_rate: of the prior of a row's weights.
         iterations, tolerance: of a row's coordinate ascent, which ends where weights change by less, relatively.
+        init_seed: of the patterns to start from.
     """
 
     features: int
@@ -42,19 +43,33 @@ class PoissonFactorisation(AbstractModel):
     row_rate: float = 0.1
     iterations: int = 200
     tolerance: float = 1e-6
+    init_seed: int = 0
 
+    takes_target: ClassVar[bool] = False
+    suggested: ClassVar = {"patterns": (5, "how many there are")}
     closed_form: ClassVar[bool] = True
     conjugate: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         words = "PoissonFactorisation: "
         check_count(words, features=self.features, patterns=self.patterns, iterations=self.iterations)
+        check_seed(words, init_seed=self.init_seed)
         names = ("shape", "rate", "row_shape", "row_rate", "tolerance")
         check_positive(words, **{name: getattr(self, name) for name in names})
 
     def natural_prior(self, hyper: Hyper) -> Family:
         size = (self.patterns, self.features)
         return Gamma.from_shape_rate(np.full(size, self.shape), np.full(size, self.rate))
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: Any, **settings: Any) -> Self:
+        model = cls(features=X.shape[1], **settings)
+        check_numbers(2 * model.patterns * model.features, "patterns")
+        return model
+
+    @property
+    def start(self) -> Family | None:
+        return self.begin(self.init_seed) if self.given_prior is None else None
 
     def begin(self, seed: int = 0) -> Family:
         """A place to start from: patterns that differ at random."""

@@ -1,6 +1,6 @@
 """Factor analysis: the factors of a row are found at its site."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
@@ -10,11 +10,14 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import Family, Independent, NormalGamma
 from partita.families.abstract_gaussian import LOG_2PI
-from partita.foundation.checks import check_count, check_positive
+from partita.foundation.checks import check_count, check_positive, check_seed
 from partita.foundation.runtime import Array, on_host, precision
 from partita.foundation.shapes import PerRow
-from partita.models.base import AbstractModel, Hyper, shard_of_rows
+from partita.models.base import AbstractModel, Hyper, check_numbers, shard_of_rows
 from partita.shards import Shard
+
+# How many rows a loading counts for where refinements of the prior start.
+START_ROWS = 10.0
 
 
 class FactorAnalysis(AbstractModel):
@@ -22,13 +25,15 @@ class FactorAnalysis(AbstractModel):
 
     For every feature its loadings, its level c and its noise have a normal-gamma posterior, `Independent` of the other
     features'. A row's factors have a Gaussian posterior that never leaves its site. The prior does not tell factors
-    apart, so a run has to start elsewhere: `fit(model, shards, start=model.begin(rows))`.
+    apart, so a run starts elsewhere: at loadings drawn at random, for which nobody's rows are needed, and which suit
+    rows of mean 0 and variance 1; or at principal components, `fit(model, shards, start=model.begin(rows))`.
 
     Args:
         features, factors: how many.
         prior_scale: standard deviation of loadings, relative to the feature's noise.
         level_scale: that of c.
         noise_shape, noise_rate: of the gamma prior of a feature's noise precision.
+        init_seed: of the loadings to start from.
     """
 
     features: int
@@ -37,7 +42,10 @@ class FactorAnalysis(AbstractModel):
     level_scale: float = 10.0
     noise_shape: float = 1.0
     noise_rate: float = 0.1
+    init_seed: int = 0
 
+    takes_target: ClassVar[bool] = False
+    suggested: ClassVar = {"factors": (2, "how many there are at most")}
     closed_form: ClassVar[bool] = True
     conjugate: ClassVar[bool] = True
 
@@ -45,6 +53,7 @@ class FactorAnalysis(AbstractModel):
         check_count("FactorAnalysis: ", features=self.features, factors=self.factors)
         scales = {name: getattr(self, name) for name in ("prior_scale", "level_scale", "noise_shape", "noise_rate")}
         check_positive("FactorAnalysis: ", **scales)
+        check_seed("FactorAnalysis: ", init_seed=self.init_seed)
 
     def natural_prior(self, hyper: Hyper) -> Family:
         scales = np.array([self.prior_scale] * self.factors + [self.level_scale])
@@ -52,6 +61,24 @@ class FactorAnalysis(AbstractModel):
             np.zeros(self.factors + 1), np.diag(scales**-2.0), self.noise_shape, self.noise_rate
         )
         return Independent.of([one] * self.features)
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: Any, **settings: Any) -> Self:
+        model = cls(features=X.shape[1], **settings)
+        size = model.factors + 1
+        check_numbers(model.features * (size * size + size + 2), "factors")
+        return model
+
+    @property
+    def start(self) -> Family | None:
+        """Half of each feature's variance from the factors, with loadings drawn at random, and half from noise."""
+        if self.given_prior is not None:
+            return None
+        drawn = np.random.default_rng(self.init_seed).normal(size=(self.features, self.factors))
+        loadings = np.column_stack([drawn * np.sqrt(0.5 / self.factors), np.zeros(self.features)])
+        precision = START_ROWS * np.eye(self.factors + 1)
+        shape = START_ROWS / 2
+        return Independent.of([NormalGamma.from_parameters(m, precision, shape, 0.5 * shape) for m in loadings])
 
     def shard(self, site: int, raw: Any) -> Shard:
         """Check an array of rows, or `Weighted` ones."""

@@ -1,6 +1,7 @@
 """Mixtures of Gaussians: which component a row comes from is summed out at its site."""
 
-from typing import Any, ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal, Self
 
 import equinox as eqx
 import jax
@@ -10,21 +11,25 @@ import numpy as np
 from partita.errors import InputError
 from partita.families import Dirichlet, Family, Independent, NormalGamma, NormalWishart, Product
 from partita.families.abstract_gaussian import LOG_2PI
-from partita.foundation.checks import check_count, check_one_of, check_positive
+from partita.foundation.checks import check_count, check_one_of, check_positive, check_seed
+from partita.foundation.points import normal_points
 from partita.foundation.runtime import Array, on_host, precision
 from partita.foundation.shapes import PerRow
-from partita.models.base import AbstractModel, Hyper, shard_of_rows
+from partita.models.base import AbstractModel, Hyper, check_numbers, shard_of_rows
 from partita.shards import Shard
 
 COVARIANCES = ("full", "diagonal", "spherical")
+# Where refinements of the prior start: how many rows a component counts for, and its covariance beside that of rows.
+START_ROWS, START_COVARIANCE = 10.0, 0.3
 
 
 class GaussianMixture(AbstractModel):
     """p(x) = Σ_k π_k N(x; μ_k, Λ_k⁻¹), with conjugate priors of weights, means and precisions.
 
     E_q[log p(x)] is bounded from below by the best responsibilities, in closed form; its gradient in the mean
-    parameters is then the message of variational Bayes (Attias, 2000). All components have the same prior, so a run has
-    to start elsewhere: `fit(model, shards, start=model.begin(rows))`.
+    parameters is then the message of variational Bayes (Attias, 2000). All components have the same prior, so a run
+    starts elsewhere: at components spread about `location`, for which nobody's rows are needed, and which suit rows of
+    about the size of `scale` (standardise them); or at clusters of rows, `fit(model, shards, start=model.begin(rows))`.
 
     Args:
         components, features: how many.
@@ -33,6 +38,8 @@ class GaussianMixture(AbstractModel):
         location, strength: the prior mean of a component, and how many rows it counts for.
         degrees: how many rows the prior of its precision counts for; at least `features` where covariances are full.
         scale: the prior's inverse precision, times `degrees`.
+        init_seed: of the components to start from. A mixture has many optima: more components than there should be, of
+            which some end with no rows, find good ones more often.
     """
 
     components: int
@@ -43,12 +50,16 @@ class GaussianMixture(AbstractModel):
     strength: float = 1.0
     degrees: float | None = None
     scale: float = 1.0
+    init_seed: int = 0
 
+    takes_target: ClassVar[bool] = False
+    suggested: ClassVar = {"components": (3, "how many there are at most")}
     closed_form: ClassVar[bool] = True
     conjugate: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_count("GaussianMixture: ", components=self.components, features=self.features)
+        check_seed("GaussianMixture: ", init_seed=self.init_seed)
         check_positive(
             "GaussianMixture: ",
             concentration=self.concentration,
@@ -76,6 +87,30 @@ class GaussianMixture(AbstractModel):
             one = NormalGamma.from_parameters(centre[:1], self.strength * np.eye(1), self._degrees / 2, self.scale / 2)
         weights = Dirichlet.from_concentration(np.full(self.components, self.concentration))
         return Product({"components": Independent.of([one] * K), "weights": weights})
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: Any, **settings: Any) -> Self:
+        model = cls(features=X.shape[1], **settings)
+        d = model.features
+        check_numbers(model.components * (d * d + d + 3 if model.covariance == "full" else 4 * d + 1), "components")
+        return model
+
+    @property
+    def start(self) -> Family | None:
+        """Components spread about `location` as rows of covariance `scale` would be."""
+        if self.given_prior is not None:
+            return None
+        K, d, rows, covariance = self.components, self.features, START_ROWS, START_COVARIANCE * self.scale
+        centres = self.location + math.sqrt(self.scale) * normal_points(2 * K, d, self.init_seed)[:K]
+        if self.covariance == "full":
+            spread = (rows + d) * covariance * np.eye(d)
+            each: list[Family] = [NormalWishart.from_parameters(m, rows, spread, rows + d) for m in centres]
+        else:
+            parts = centres if self.covariance == "spherical" else centres.reshape(-1, 1)
+            precision = rows * np.eye(parts.shape[1])
+            each = [NormalGamma.from_parameters(m, precision, rows / 2, rows * covariance / 2) for m in parts]
+        weights = Dirichlet.from_concentration(np.full(K, rows))
+        return Product({"components": Independent.of(each), "weights": weights})
 
     def shard(self, site: int, raw: Any) -> Shard:
         """Check an array of rows, or `Weighted` ones."""

@@ -1,7 +1,7 @@
 """Latent Dirichlet allocation: the topics of a document are found at its site."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -12,10 +12,10 @@ from jax.scipy.special import gammaln
 from partita.errors import ShardError
 from partita.families import Dirichlet, Family
 from partita.families.gamma import positive_digamma
-from partita.foundation.checks import check_count, check_positive
+from partita.foundation.checks import check_count, check_positive, check_seed
 from partita.foundation.runtime import Array, on_host, precision
 from partita.foundation.shapes import PerRow
-from partita.models.base import AbstractModel, Hyper
+from partita.models.base import AbstractModel, Hyper, check_numbers
 from partita.shards import Shard, make_shard, rounded
 
 # Documents that are worked on together: few enough for the processor's cache.
@@ -36,8 +36,8 @@ class LatentDirichletAllocation(AbstractModel):
 
     Topics are distributions over words with a Dirichlet prior, and are what is learnt: a posterior `Dirichlet` with one
     row per topic. A document's shares of topics have a posterior that never leaves its site; it is found by coordinate
-    ascent in every evaluation. All topics have the same prior, so a run has to start elsewhere: `fit(model, shards,
-    start=model.begin())`. A shard is a matrix of counts, documents by words, sparse or dense.
+    ascent in every evaluation. All topics have the same prior, so a run starts at topics that differ at random. A shard
+    is a matrix of counts, documents by words, sparse or dense.
 
     Args:
         topics, words: how many.
@@ -45,6 +45,7 @@ class LatentDirichletAllocation(AbstractModel):
         document_concentration: of the prior of a document's shares, per topic.
         iterations, tolerance: of a document's coordinate ascent, which ends where shares change by less.
         single_precision: half the memory, and about twice the speed.
+        init_seed: of the topics to start from.
     """
 
     topics: int
@@ -54,13 +55,17 @@ class LatentDirichletAllocation(AbstractModel):
     iterations: int = 100
     tolerance: float = 1e-3
     single_precision: bool = False
+    init_seed: int = 0
 
+    takes_target: ClassVar[bool] = False
+    suggested: ClassVar = {"topics": (10, "how many there are")}
     closed_form: ClassVar[bool] = True
     conjugate: ClassVar[bool] = True
     prior_on_host: ClassVar[bool] = True
 
     def __check_init__(self) -> None:
         check_count("LatentDirichletAllocation: ", topics=self.topics, words=self.words, iterations=self.iterations)
+        check_seed("LatentDirichletAllocation: ", init_seed=self.init_seed)
         check_positive(
             "LatentDirichletAllocation: ",
             concentration=self.concentration,
@@ -74,6 +79,21 @@ class LatentDirichletAllocation(AbstractModel):
 
     def natural_prior(self, hyper: Hyper) -> Family:
         return Dirichlet.from_concentration(np.full((self.topics, self.words), self.concentration, self.dtype))
+
+    @classmethod
+    def for_data(cls, X: np.ndarray, y: Any, **settings: Any) -> Self:
+        model = cls(words=X.shape[1], **settings)
+        check_numbers(model.topics * model.words, "topics")
+        return model
+
+    @property
+    def features(self) -> int:
+        """How many columns its inputs have."""
+        return self.words
+
+    @property
+    def start(self) -> Family | None:
+        return self.begin(self.init_seed) if self.given_prior is None else None
 
     def begin(self, seed: int = 0) -> Family:
         """A place to start from: topics that differ at random (Hoffman et al., 2013)."""

@@ -15,7 +15,7 @@ from partita.foundation.fields import entries, fields, items, maybe, number, tex
 from partita.foundation.files import read_json
 from partita.foundation.plain import Row, to_json
 from partita.metrics import reliability
-from partita.predictive import expected_response
+from partita.predictive import score_rows
 from partita.report.charts.base import Calibration
 from partita.result import Result
 
@@ -63,13 +63,13 @@ class Measures:
     features: Sequence[str] = ()
 
 
-def write_measures(folder: Path, result: Result, test: tuple[Any, Any], features: Sequence[str] = ()) -> None:
+def write_measures(folder: Path, result: Result, test: Sequence[Any], features: Sequence[str] = ()) -> None:
     """What a finished run's result is worth on its test set, in `measures.json`."""
-    model: Any = result.model
-    found = measure_calibration(result, *test)
+    model = result.model
+    found = measure_calibration(result, *test) if model.takes_target else None
     row = {
         "fold": result.history[-1]["fold"],
-        "scores": model.score(expected_response(model, result.posterior, test[0]), test[1]),
+        "scores": score_rows(model, result.posterior, test),
         "calibration": None if found is None else {name: getattr(found, name) for name in COLUMNS},
         "features": list(features),
     }

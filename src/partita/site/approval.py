@@ -66,7 +66,8 @@ def _describe_columns(recipe: Recipe, settings: SiteSettings) -> list[str]:
         return json.dumps(name) + ("" if own is None else f" (here {json.dumps(own)})")
 
     features = ", ".join(map(show, recipe.columns.features))
-    return [f"reads of each row: {features}, to predict {show(recipe.columns.target)}; no other column"]
+    target = "nothing" if recipe.columns.target is None else show(recipe.columns.target)
+    return [f"reads of each row: {features}, to predict {target}; no other column"]
 
 
 def _describe_model(recipe: Recipe, policy: Policy) -> list[str]:

@@ -133,16 +133,20 @@ class Site:
             check_recipe(recipe, settings)
             _check_digest(recipe, digest)
             like = prior_of(recipe.model, recipe.model.hyper)
-            X, y = read_table(settings, recipe.columns)
-            policy.check_rows(len(y), count_parameters(recipe.model, like))
+            table = read_table(settings, recipe.columns)
+            parameters = count_parameters(recipe.model, like)
+            policy.check_rows(len(table[0]), parameters)
             policy.check_cells(
-                {**dict(zip(recipe.columns.features, X.T, strict=True)), recipe.columns.target: y},
-                [recipe.columns.target] if recipe.columns.classes > 2 else [],
+                dict(zip(recipe.columns.names, np.column_stack(table).T, strict=True)),
+                [str(recipe.columns.target)] if recipe.columns.classes > 2 else [],
             )
             names = SiteNames((settings.name,), number)
-            holder = Holder({number: (X, y)}, names, recipe.model)
+            holder = Holder({number: table if recipe.model.takes_target else table[0]}, names, recipe.model)
             with names.told():
-                holder.prepare(agree_on_sizes(holder.load(replace(recipe.job, names=names), {})))
+                counts = holder.load(replace(recipe.job, names=names), {})
+                # Rows without anything, such as documents without words, do not count.
+                policy.check_rows(counts[number], parameters)
+                holder.prepare(agree_on_sizes(counts))
             self._holder, self._like, self._recipe = holder, like, recipe
             self._known = known
         assert self._like is not None
@@ -159,7 +163,7 @@ def _digest_of(request: dict[str, Any]) -> str:
 
 def check_recipe(recipe: Recipe, settings: SiteSettings) -> None:
     """Check a recipe against a site's policy, as far as that is possible without its data."""
-    names = (*recipe.columns.features, recipe.columns.target)
+    names = recipe.columns.names
     settings.policy.check_columns({name: settings.columns.get(name, name) for name in names})
     settings.policy.check_model(recipe.model_choice.name)
     # By shapes alone: a model that is too large must not be made to find that out.
@@ -199,11 +203,11 @@ def _stamp(path: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_size
 
 
-def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """This site's features and target, scaled as everybody's are."""
-    unknown = sorted(set(settings.columns) - {*columns.features, columns.target})
+def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, ...]:
+    """This site's features, scaled as everybody's are; and the target, if there is one."""
+    unknown = sorted(set(settings.columns) - set(columns.names))
     if unknown:
         raise InputError(f"{settings.path / SITE}: [columns] {unknown[0]}: the federation has no such column")
-    names = [settings.columns.get(name, name) for name in (*columns.features, columns.target)]
-    _, table = read_columns(settings.data, names)
-    return columns.scale_rows(table[:, :-1]), table[:, -1]
+    _, table = read_columns(settings.data, [settings.columns.get(name, name) for name in columns.names])
+    X, *target = np.split(table, [len(columns.features)], axis=1)
+    return columns.scale_rows(X), *(column[:, 0] for column in target if column.size)

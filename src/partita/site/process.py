@@ -14,6 +14,7 @@ from partita.foundation.network import is_server_up
 from partita.foundation.signals import IsEnding, notice_signals, pause
 from partita.site.gate import Site
 from partita.site.node import Answer, Disconnected, Node, Record, Refused
+from partita.site.rotation import adopt_key, next_key
 from partita.site.settings import SiteSettings, read_site
 from partita.site.signing import sign_answers
 
@@ -53,11 +54,15 @@ def run_site(path: Path, say: Say, accepts: bool = False) -> None:
 def _keep_connected(settings: SiteSettings, answer: Answer, tell: Say, is_ending: IsEnding) -> None:
     """Connect, attend, and connect again; an error, if the server has refused this site for too long."""
     refused_since: float | None = None
+    key = settings.key
     while not is_ending():
         if is_server_up(settings.server, settings.certificate):
             try:
-                with Node(settings.server, settings.certificate, settings.key, answer) as node:
+                with Node(settings.server, settings.certificate, key, answer) as node:
                     refused_since = None
+                    if key != settings.key:
+                        adopt_key(settings)
+                        key = settings.key
                     tell("connected")
                     _attend(node, settings, tell, is_ending)
             except Disconnected as error:
@@ -67,8 +72,11 @@ def _keep_connected(settings: SiteSettings, answer: Answer, tell: Say, is_ending
                 if time.monotonic() - refused_since > REFUSED:
                     raise EngineError(
                         f"the server refuses this site: either its key, {settings.key}, is not the other half of "
-                        f"sites/{settings.name}.pub there, or another process with that key is connected"
+                        f"sites/{settings.name}.pub there, or it was revoked, or another process with that key is "
+                        "connected"
                     ) from None
+                # The server may have taken the next key meanwhile.
+                key = next_key(settings) if key == settings.key and next_key(settings).exists() else settings.key
                 tell("refused, trying again")
         pause(AGAIN, is_ending)
 

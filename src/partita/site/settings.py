@@ -59,9 +59,10 @@ def read_site(path: Path) -> SiteSettings:
     return settings
 
 
-def site_file_text(site: str, address: str, features: Sequence[str], target: str) -> str:
+def site_file_text(site: str, address: str, features: Sequence[str], target: str | None) -> str:
     """What the file of a new site says. Strings are written as in JSON, but for its escapes."""
-    quoted = [json.dumps(one, ensure_ascii=False) for one in (site, address, features[0] if features else target)]
+    columns = [*features, *([] if target is None else [target])]
+    quoted = [json.dumps(one, ensure_ascii=False) for one in (site, address, *columns)]
     return f"""\
 name = {quoted[0]}
 server = {quoted[1]}
@@ -73,7 +74,7 @@ key = "site.key"
 # What this site is willing to answer, whatever the server asks.
 [policy]
 # Columns of your table, the target among them, and models, that may be used; whatever you approve, if left out.
-# columns = [{", ".join(json.dumps(one, ensure_ascii=False) for one in (*features, target))}]
+# columns = [{", ".join(quoted[2:])}]
 # models = ["logistic-regression"]
 # What may leave: the number of rows, updates, log likelihoods.
 answers = ["about", "refine", "evaluate"]
@@ -87,5 +88,5 @@ most_questions = 50
 
 # Only where your names of columns differ from the federation's:
 [columns]
-# {quoted[2]} = "YOUR_NAME"
+# {quoted[2] if columns else "age"} = "YOUR_NAME"
 """

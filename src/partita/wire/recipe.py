@@ -8,7 +8,7 @@ every site is asked only once, which decides what solver is chosen where none is
 import hashlib
 import inspect
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
@@ -39,7 +39,7 @@ SECTIONS, KEYS = ("columns", "model", "solver", "hyper"), ("seed",)
 # More classes than anybody's labels have.
 MOST_CLASSES = 1_000_000
 # Settings of models that follow from the data, or that a file cannot hold.
-DERIVED = ("features", "classes", "layers", "params", "given_prior")
+DERIVED = ("features", "words", "classes", "layers", "params", "given_prior")
 Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
@@ -47,20 +47,20 @@ Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 class Columns:
     """What every site's table has to have, under these names or its own.
 
-    `centre` is subtracted and what is left divided by `scale`, column by column, the same at every site.
+    `centre` is subtracted and what is left divided by `scale`, column by column, the same at every site. Models that
+    predict nothing have no target.
     """
 
     features: tuple[str, ...]
-    target: str
+    target: str | None = None
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
     classes: int = 2
 
     def __post_init__(self) -> None:
-        names = (*self.features, self.target)
-        if not self.features or not all(names):
+        if not self.features or not all(self.names):
             raise InputError("features: expected names of columns")
-        if len(set(names)) < len(names):
+        if len(set(self.names)) < len(self.names):
             raise InputError("features: a column is named twice, or is the target too")
         check_count("", classes=self.classes)
         if self.classes > MOST_CLASSES:
@@ -75,10 +75,14 @@ class Columns:
     @classmethod
     def read(cls, file: SettingsFile, table: Table) -> Self:
         """The section [columns] of a file."""
-        for name in ("features", "target"):
-            if name not in table:
-                raise file.error("columns", name, "is missing: name the columns that every site has")
+        if "features" not in table:
+            raise file.error("columns", "features", "is missing: name the columns that every site has")
         return file.build("columns", cls, table)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that is read, the target last if there is one."""
+        return self.features if self.target is None else (*self.features, self.target)
 
     @property
     def design(self) -> Row:
@@ -86,7 +90,7 @@ class Columns:
         number = len(self.features)
         return {
             "columns": list(self.features),
-            "target": self.target,
+            **({} if self.target is None else {"target": self.target}),
             "centre": list(self.centre or [0.0] * number),
             "unit": list(self.scale or [1.0] * number),
         }
@@ -112,17 +116,35 @@ class ModelChoice:
         hints, sizes = get_type_hints(kind), get_type_hints(kind.for_data)
         known = {field.name: hints[field.name] for field in fields(kind) if field.name not in DERIVED}
         parameters = inspect.signature(kind.for_data).parameters.values()
-        known |= {one.name: sizes[one.name] for one in parameters if one.kind is one.KEYWORD_ONLY}
+        asked = {one.name: one for one in parameters if one.kind is one.KEYWORD_ONLY}
+        known |= {key: sizes[key] for key in asked}
+        needed = {field.name for field in fields(kind) if field.default is MISSING} & (known.keys() - asked.keys())
+        needed |= {key for key, one in asked.items() if one.default is one.empty}
+        for key in sorted(needed - table.keys()):
+            value, words = kind.suggested[key]
+            raise file.error("model", key, f"is missing: {words}; {key} = {json.dumps(value)}, for example")
         return cls(name, file.convert("model", without_name(table), known))
 
-    def build(self, X: np.ndarray, y: np.ndarray) -> AbstractModel:
+    @property
+    def takes_target(self) -> bool:
+        """Whether there is a column that it predicts."""
+        return MODELS[self.name].takes_target
+
+    def build(self, X: np.ndarray, y: Any) -> AbstractModel:
         """The model, with what follows from the data filled in."""
-        kind: Any = MODELS[self.name]
         try:
-            model: AbstractModel = kind.for_data(X, y, **self.settings)
+            model = MODELS[self.name].for_data(X, y, **self.settings)
         except (InputError, TypeError) as error:
             raise ConfigError(f"[model] {error}") from None
         return model
+
+
+def check_target(file: SettingsFile, columns: Columns, choice: ModelChoice) -> None:
+    """Check that there is a column to predict where the model predicts one, and none where it does not."""
+    if choice.takes_target and columns.target is None:
+        raise file.error("columns", "target", f"is missing: name the column that {choice.name} predicts")
+    if not choice.takes_target and columns.target is not None:
+        raise file.error("columns", "target", f"is not for {choice.name}, which predicts nothing: leave it out")
 
 
 def read_solver(file: SettingsFile, tables: Table) -> Solver | None:
@@ -164,10 +186,15 @@ class Recipe:
             text = json.dumps({**shared, "waits": waits, "once": once}, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError):
             raise ConfigError(f"{file.path}: dates and numbers that are not finite cannot be used") from None
+        columns, model_choice = (
+            Columns.read(file, shared.get("columns", {})),
+            ModelChoice.read(file, shared.get("model", {})),
+        )
+        check_target(file, columns, model_choice)
         return cls(
             text=text,
-            columns=Columns.read(file, shared.get("columns", {})),
-            model_choice=ModelChoice.read(file, shared.get("model", {})),
+            columns=columns,
+            model_choice=model_choice,
             solver=read_solver(file, shared),
             seed=read_seed(file, shared),
             learns_hyper="hyper" in shared,
