@@ -8,6 +8,7 @@ was revoked. Lines are only added. A revoked key stays in it for good.
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,7 +106,7 @@ class Members:
     def __init__(self, sites: Path, listed: tuple[str, ...]):
         self._sites, self._listed = sites, listed
         self._register = Register(sites)
-        self._seen: tuple[int, float] = (-1, 0.0)
+        self._seen: tuple[object, float] = (None, 0.0)
         self._keys: dict[str, bytes] = {}
         self._invited: tuple[str, ...] = ()
 
@@ -128,11 +129,14 @@ class Members:
             self._seen = stamp, now
         return self._keys
 
-    def _stamp(self) -> int:
-        try:
-            return self._sites.stat().st_mtime_ns
-        except OSError:
-            return -1
+    def _stamp(self) -> object:
+        """What changes when a file is put in another's place, and when a line is added."""
+        found = []
+        for path in (self._sites, self._sites / REGISTER):
+            with suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size))
+        return tuple(found)
 
     def _read(self) -> None:
         entries = self._register.read()
