@@ -132,8 +132,8 @@ def test_mixtures_and_topics_are_those_of_scikit_learn(tmp_path):
     assert found.log_evidence == pytest.approx(reference.score(COUNTS), rel=1e-8)
 
 
-# Of two features: numbers of all means, covariances and shares; of topics and words; of two loadings, a level and a noise
-# for each; of patterns; and of two hidden layers.
+# Of two features: means, precisions and shares of components; topics by words; two loadings, a level and a noise for
+# each; patterns; and weights of one hidden layer.
 LEARNT = {
     "gaussian-mixture": 3 * (2 + 4) + 3,
     "latent-dirichlet-allocation": 10 * 2,
