@@ -53,7 +53,7 @@ class Fleet:
     def __init__(self, server, names, before=lambda kind, done: None, change=lambda name, kind, reply: reply):
         self._server, self._before, self._change = server, before, change
         self.nodes, self._messages, self._lock = {}, {}, threading.Lock()
-        self.done = 0
+        self.done, self._next_node = 0, 100
         for name in names:
             self.come(name)
 
@@ -61,7 +61,8 @@ class Fleet:
         folder = self._server.path / "for-sites" / name
         site = Site(folder, accepts=True)
         key = read_own_public_key(read_site(folder).key)
-        about = SimpleNamespace(name=name, node_id=100 + len(self.nodes), public_key=key)
+        self._next_node += 1
+        about = SimpleNamespace(name=name, node_id=self._next_node, public_key=key)
         self.nodes[name] = (about, sign_answers(site, site.answer))
 
     def leave(self, name):

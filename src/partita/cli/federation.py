@@ -160,6 +160,36 @@ def readmit(folder: Folder, site: SiteName) -> None:
 
 
 @federation.command()
+def rotate(
+    folder: Folder,
+    site: SiteName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `partita site rotate` has made at the site.")],
+) -> None:
+    """Put a site's next key in the place of its key, also while the server runs.
+
+    DIR is the server's folder, SITE the site's name, FILE what the site has made; both keys have signed it.
+    """
+    from partita.federation.membership import rotate as put
+
+    typer.echo(put(folder, site, file))
+
+
+@federation.command()
+def revoke(
+    folder: Folder,
+    site: SiteName,
+    forget: Annotated[bool, typer.Option("--forget", help="Divide the site's factor out, for good.")] = False,
+) -> None:
+    """Close the door for a site's key, at once and for good; its factor stays in the posterior.
+
+    DIR is the server's folder, SITE the site's name.
+    """
+    from partita.federation.membership import revoke as close
+
+    typer.echo(close(folder, site, forget))
+
+
+@federation.command()
 def verify(folder: Folder, json: Json = False) -> None:
     """Check of every update in a server's journal that its site has signed it.
 

@@ -79,6 +79,22 @@ def approve(
 
 
 @site_commands.command()
+def rotate(folder: SiteFolder) -> None:
+    """Make another key for a site, and a file for whoever runs the server, who puts it in the place of the first.
+
+    DIR is the site's own folder. The private key stays in it. The site takes its new key when the server has.
+    """
+    from partita.foundation.keys import fingerprint, read_own_public_key
+    from partita.site.rotation import next_key, rotate_key
+    from partita.site.settings import read_site
+
+    file = rotate_key(folder)
+    settings = read_site(folder)
+    typer.echo(f"{file}: hand it to whoever runs the server, for: partita rotate DIR {settings.name} {file.name}")
+    typer.echo(f"its fingerprint, to be compared by telephone: {fingerprint(read_own_public_key(next_key(settings)))}")
+
+
+@site_commands.command()
 def audit(
     folder: SiteFolder,
     last: Annotated[int, typer.Option(min=0, max=1_000_000, help="How many lines of the log are shown.")] = 20,

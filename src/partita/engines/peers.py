@@ -56,6 +56,8 @@ class Asked:
     peer: Peer
     content: Task | Question
     since: float
+    # The connection at which it was asked; a site that comes with another key has another one.
+    node: int | None = None
 
     @property
     def kind(self) -> str:

@@ -8,6 +8,7 @@ was revoked. Lines are only added. A revoked key stays in it for good.
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,14 +106,14 @@ class Members:
     def __init__(self, sites: Path, listed: tuple[str, ...]):
         self._sites, self._listed = sites, listed
         self._register = Register(sites)
-        self._seen: tuple[int, float] = (-1, 0.0)
+        self._seen: tuple[object, float] = (None, 0.0)
         self._keys: dict[str, bytes] = {}
         self._invited: tuple[str, ...] = ()
 
     @property
     def invited(self) -> tuple[str, ...]:
         """Sites that were invited, in order."""
-        self.keys()
+        self.current()
         return self._invited
 
     @property
@@ -120,7 +121,7 @@ class Members:
         """All sites, those that are listed first."""
         return (*self._listed, *self.invited)
 
-    def keys(self) -> dict[str, bytes]:
+    def current(self) -> dict[str, bytes]:
         """The key of each site that has one which is not revoked."""
         stamp, now = self._stamp(), time.monotonic()
         if stamp != self._seen[0] or now - self._seen[1] > AGAIN:
@@ -128,11 +129,14 @@ class Members:
             self._seen = stamp, now
         return self._keys
 
-    def _stamp(self) -> int:
-        try:
-            return self._sites.stat().st_mtime_ns
-        except OSError:
-            return -1
+    def _stamp(self) -> object:
+        """What changes when a file is put in another's place, and when a line is added."""
+        found = []
+        for path in (self._sites, self._sites / REGISTER):
+            with suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, status.st_size))
+        return tuple(found)
 
     def _read(self) -> None:
         entries = self._register.read()

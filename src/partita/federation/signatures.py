@@ -89,7 +89,7 @@ class Signatures:
 
     def check(self, site: str, kind: str, version: int | None, payload: bytes, signature: Any) -> str:
         """What is wrong with a site's signature of an answer, which may be anything; nothing, if it fits."""
-        key = self._members.keys().get(site)
+        key = self._members.current().get(site)
         told = Statement.of(kind, self._run, site, self._recipe, version, payload)
         if not isinstance(signature, bytes) or len(signature) > MOST_SIGNATURE:
             return "its answer is not signed: compare Partita versions on both sides"

@@ -19,7 +19,7 @@ from partita.wire.messages import Notice
 from partita.wire.naming import check_site_names
 
 State = Literal["waiting for sites", "running", "finished", "stalled", "failed"]
-RequestKind = Literal["retired", "readmitted"]
+RequestKind = Literal["retired", "readmitted", "quarantined"]
 ENDED = ("finished", "stalled", "failed")
 # What a state file says of a site, and of the run: since which version, an older one need not know.
 _COUNTS = ("rows", "tasks", "updates", "bytes_down", "bytes_up")
@@ -40,6 +40,8 @@ STATE = fields(
     {"time": number(), "attempt": text(), "reason": text(), **{name: maybe(number()) for name in _NUMBERS}},
     anything,
 )
+# Why a run is told of a site what an operator asks for.
+REASONS = {"quarantined": "its key was revoked"}
 REQUEST = fields({"site": text(40), "kind": one_of(get_args(RequestKind))})
 
 
@@ -149,6 +151,8 @@ class Requests:
         try:
             row = read_json(path)
             REQUEST(row, "request")
-            return Notice(self._folder.sites.index(row["site"]), row["kind"], "as the operator asked")
+            return Notice(
+                self._folder.sites.index(row["site"]), row["kind"], REASONS.get(row["kind"], "as the operator asked")
+            )
         except (OSError, ValueError) as error:
             raise CorruptStorage(f"{path}: is no request: {error}: delete it") from None

@@ -7,7 +7,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from partita.errors import ConfigError, StorageError, reason
 from partita.foundation.files import read_file
@@ -93,12 +93,12 @@ def read_key(path: Path) -> bytes:
         raise StorageError(f"{path}: {error.strerror or error}") from None
 
 
-def read_public_key(path: Path, form: Literal["DER", "PEM"] = "DER") -> bytes:
-    """A site's public key, however it was written: as `canonical_key` gives it, or as Flower takes it."""
+def read_public_key(path: Path) -> bytes:
+    """A site's public key, however it was written, as `canonical_key` gives it."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
-        return _public(read_key(path), getattr(_encodings(), form))
+        return canonical_key(read_key(path))
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path}: is no public key ({reason(error)}): use the one that came with the site") from None
 
@@ -126,6 +126,11 @@ def fingerprint(key: bytes) -> str:
 def canonical_key(key: bytes) -> bytes:
     """A public key, however it was written."""
     return _public(key, _encodings().DER)
+
+
+def write_pem(key: bytes) -> bytes:
+    """A public key as Flower takes it."""
+    return _public(key, _encodings().PEM)
 
 
 def _public(key: bytes, encoding: Any) -> bytes:

@@ -5,6 +5,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from partita.foundation.fields import fields, text
+from partita.foundation.foreign import parse_object
+
 # What a reply's signature and a server's name for its run stand under, beside a payload.
 SIGNATURE, RUN = "signature", "run"
 # Signed bytes begin with this, so that no signature for anything else is one of a reply: the same key signs the times
@@ -47,3 +50,43 @@ class Statement:
     def signed(self) -> bytes:
         """The bytes that are signed."""
         return BEGIN + json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
+
+
+# What a site signs to put another key in the place of its own.
+BEGIN_ROTATION = b"partita key\n"
+ROTATION = fields({name: text(2000) for name in ("site", "old", "new", "by_old", "by_new")})
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A site's word that another key takes the place of its own, signed with both.
+
+    Args:
+        site: the site's name.
+        old: the public key that it has had, as SSH writes it.
+        new: the one that it will have.
+        by_old: the signature with the old one, in base64.
+        by_new: the same with the new one, which shows that the site has that.
+    """
+
+    site: str
+    old: str
+    new: str
+    by_old: str = ""
+    by_new: str = ""
+
+    @property
+    def signed(self) -> bytes:
+        """The bytes that are signed."""
+        told = {"site": self.site, "old": self.old, "new": self.new}
+        return BEGIN_ROTATION + json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, content: bytes) -> Self:
+        """Read it from a file that anybody may have written; a ValueError, if it is none."""
+        row = parse_object(content)
+        ROTATION(row, "rotation")
+        return cls(**row)
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
