@@ -191,6 +191,10 @@ class Predictor(AbstractModel):
         """A function from a random key to f for every row, with θ ~ q. What all draws share is computed here, once."""
         return lambda key: self.predictors(q.sample(key), X)
 
+    def predictor_moments(self, q: Any, X: Array) -> tuple[Array, Array] | None:
+        """Mean and variance of f for every row, where f is Gaussian under q."""
+        return q.as_gaussian("predict").moments_along(X) if self.projected and q.is_gaussian else None
+
     @abstractmethod
     def response(self, f: Array) -> Array:
         """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""

@@ -1,5 +1,6 @@
 """What a site is willing to answer, however the server asks; the limits are in the site's own file."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -85,9 +86,10 @@ class Policy:
 
     def check_parameters(self, number: int) -> None:
         if number > self.most_parameters:
-            raise _refuse(
+            raise PolicyRefusal(
                 "most_parameters",
                 f"the model has {number} natural parameters, and the policy allows {self.most_parameters}",
+                f"write most_parameters = {number} in [policy] of site.toml, if that is right",
             )
 
     def check_rows(self, rows: int) -> None:
@@ -102,10 +104,13 @@ class Policy:
     def check_parameters_per_row(self, parameters: int, rows: int) -> None:
         """Check the number of parameters that are learnt beside that of the rows of the table."""
         if parameters > self.most_parameters_per_row * rows:
-            raise _refuse(
+            raise PolicyRefusal(
                 "most_parameters_per_row",
                 f"the model learns {parameters} parameters, more than the policy allows for this site's rows "
                 f"(most_parameters_per_row = {self.most_parameters_per_row:g})",
+                f"take at least {math.ceil(parameters / self.most_parameters_per_row)} rows, or write {parameters} "
+                "divided by the number of your rows, rounded up, as most_parameters_per_row in [policy] of site.toml, "
+                "if that is right",
             )
 
     def check_cells(self, columns: Iterable[Cells]) -> None:
