@@ -91,7 +91,8 @@ def _sum_up_federation(folder: Path, given: dict[str, Any], again: bool, quiet: 
         found = sum_up_federation(folder, again, watch)
     if writes:
         for path in write_formats(folder, found):
-            typer.echo(path, err=True)
+            if not quiet:
+                typer.echo(path, err=True)
     return found
 
 
