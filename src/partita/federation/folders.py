@@ -8,6 +8,7 @@ from typing import get_args
 
 from partita.config import read_damping, read_hyper, read_schedule
 from partita.errors import ConfigError, InputError
+from partita.federation.greeting import FEDERATION
 from partita.federation.register import Members
 from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.files import is_file
@@ -19,7 +20,6 @@ from partita.wire.messages import Compression
 from partita.wire.naming import check_site_names
 from partita.wire.recipe import Recipe
 
-FEDERATION = "federation.toml"
 SECTIONS, KEYS = ("columns", "model", "solver", "schedule", "hyper", "limits", "server"), ("damping", "seed")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import InputError
-from partita.federation.folders import FEDERATION, read_server
+from partita.federation.folders import read_server
+from partita.federation.greeting import FEDERATION
 from partita.foundation.keys import write_certificates, write_secret, write_site_key
 from partita.foundation.locks import private_folder
 from partita.foundation.network import split_address
