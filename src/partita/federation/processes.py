@@ -159,8 +159,9 @@ def _keep_app_running(
         for name in children.find_ended():
             children.restart(name)
             if name == LINK and _wait_for_link(children, control.address, folder, is_ending):
-                # It knows nobody.
+                # It knows nobody, and no run: the app has ended with the first one.
                 registered.clear()
+                seen = time.monotonic() - 2 * WITHOUT_APP
         if lock_holder(folder.run / "server.lock") is not None:
             seen = time.monotonic()
         elif time.monotonic() - seen > WITHOUT_APP:
