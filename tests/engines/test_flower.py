@@ -137,8 +137,8 @@ def children(parent):
 def federation(tmp_path):
     opened = []
 
-    def make(rounds, **settings):
-        opened.append(Federation(tmp_path / "federation", rounds, **settings))
+    def make(rounds, shards=None, **settings):
+        opened.append(Federation(tmp_path / "federation", rounds, shards, **settings))
         return opened[-1]
 
     yield make
