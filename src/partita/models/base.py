@@ -325,6 +325,11 @@ def prior_shapes(model: AbstractModel, hyper: Hyper) -> Family:
         return eqx.filter_eval_shape(model.prior, like)
 
 
+def count_numbers(prior: Family) -> int:
+    """How many numbers a density has, from it or from its shapes: as many as a site sends of it."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(prior))
+
+
 def count_parameters(model: AbstractModel, prior: Family) -> int:
     """How many numbers a model learns, from its prior or the shapes of one: not how many a density of them has."""
     with precision(model.dtype):
