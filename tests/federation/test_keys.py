@@ -23,7 +23,7 @@ from partita.site.settings import read_site
 
 pytest.importorskip("flwr")
 SITES = ("a", "b", "c")
-ROUNDS = {"rounds": ("rounds = 20", "rounds = 2"), "minimum": ("# minimum = 2", "minimum = 2\ngather = 0.1")}
+ROUNDS = {"rounds": ("rounds = 20", "rounds = 2")}
 
 
 @pytest.fixture(scope="module")
