@@ -75,7 +75,9 @@ def _serve(folder: Path, resume: bool, metrics: int | None, quiet: bool, json: b
 
     server = open_server(folder, resume)
     if not quiet and not json:
-        typer.echo(f"server at {server.server.address}, for {', '.join(server.sites)}; Ctrl-C ends it", err=True)
+        typer.echo(
+            f"server at {server.server.address}, for {', '.join(server.members.names)}; Ctrl-C ends it", err=True
+        )
     with Watch(quiet, _echo_at_once if json else None) as watch:
         state = run_server(server, watch, metrics)
     if json:
@@ -157,6 +159,20 @@ def readmit(folder: Folder, site: SiteName) -> None:
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "readmitted"))
+
+
+@federation.command()
+def invite(
+    folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE", help="A name that no site has had.")]
+) -> None:
+    """Let one more site in, also while the server runs: its folder, with a key, is made in for-sites/SITE.
+
+    DIR is the server's folder, SITE a name that no site has had. The site becomes part of the run as soon as it says
+    that it can work; the posterior does not change by that.
+    """
+    from partita.federation.membership import invite as let_in
+
+    typer.echo(let_in(folder, site))
 
 
 @federation.command()

@@ -47,7 +47,8 @@ class Flower:
         poll: seconds between looks at what came.
         compression: "float16" halves what is sent of float32 densities, and keeps three digits of them.
         is_known: whether a node is one of ours: its name, and the key that it has proved to have.
-        requests: what an operator has asked for since the last look, as notices.
+        requests: what an operator has asked for since the last look, as notices, given the names of a run's sites.
+        invited: names of sites that may join while a run goes on.
         watch: called at every look, with all peers.
         notary: checks that answers are signed by their sites, if they have to be.
     """
@@ -61,7 +62,8 @@ class Flower:
     poll: float = 0.25
     compression: Compression = "none"
     is_known: Callable[[Any], bool] = bool
-    requests: Callable[[], list[Notice]] = list
+    requests: Callable[[Sequence[str]], list[Notice]] = lambda names: []
+    invited: Callable[[], Sequence[str]] = tuple
     watch: Callable[[Sequence[Peer]], object] = len
     notary: Notary | None = None
     _connected: bool = field(default=False, init=False, repr=False)
@@ -83,6 +85,9 @@ class Flower:
             raise InputError(f"Flower: minimum is {self.minimum}, and there are {len(shards)} sites")
         self.peers, self._connected = [Peer(name, site) for site, name in enumerate(shards)], True
         self._like = None if model is None else prior_of(model, model.hyper)
+        # Sites that were invited and are not part of the run; and the one that the run was told of.
+        self._newcomers: dict[str, Peer] = {}
+        self._joining: str | None = None
         self._asked: dict[str, Asked] = {}
         self._notices: list[Arrival] = []
         self._answers: dict[int, Answer] = {}
@@ -171,8 +176,9 @@ class Flower:
 
     def collect(self) -> list[Arrival]:
         while True:
-            self._notices += self.requests()
+            self._notices += self.requests([peer.name for peer in self.peers])
             self._look()
+            self._introduce()
             # Sites that come and go, or say that they can work and then fail, are no answer.
             if time.monotonic() - self._heard > self.patience:
                 raise Stalled(f"no update for {self.patience:g} s; the run can be resumed. {self._where_all_are()}")
@@ -183,6 +189,18 @@ class Flower:
                 return arrivals
             time.sleep(self.poll)
 
+    def _introduce(self) -> None:
+        """Tell the run of a site that was invited and can work, one at a time: it says so by `join`."""
+        ready = [name for name, peer in self._newcomers.items() if peer.can_work]
+        if ready and self._joining is None:
+            self._joining = ready[0]
+            self._notices.append(Notice(len(self.peers), "joined", self._joining))
+
+    def join(self, site: int, name: str) -> None:
+        peer = self._newcomers.pop(name, None) or Peer(name)
+        peer.site, self._joining = site, None
+        self.peers.append(peer)
+
     def _where_all_are(self) -> str:
         return "; ".join(f"{peer.name}: {'asked' if peer.ready else peer.problem}" for peer in self.peers)
 
@@ -191,8 +209,11 @@ class Flower:
         now = time.monotonic()
         if now - self._looked > 2.0:
             self._looked = now
+            for name in self.invited():
+                if name not in self._newcomers and all(peer.name != name for peer in self.peers):
+                    self._newcomers[name] = Peer(name)
             self._greet()
-            self.watch(self.peers)
+            self.watch([*self.peers, *self._newcomers.values()])
         for reply in self._replies(now):
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is not None:
@@ -253,7 +274,7 @@ class Flower:
         self._withdraw(connected)
         busy = {asked.peer.name for asked in self._asked.values()}
         wanted = []
-        for peer in self.peers:
+        for peer in (*self.peers, *self._newcomers.values()):
             peer.node = connected.get(peer.name)
             if peer.node is None:
                 if peer.ready and peer.name not in busy:
