@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from partita.server.hyper import LearnHyper
     from partita.server.rules.limits import Limits
     from partita.server.settings import Settings
+    from partita.summaries import Summary, summary
 
 _MODULES = {
     "damping": "partita.server.rules",
@@ -72,6 +73,7 @@ _NAMES = {
     "Regression": "partita.formulas",
     "Result": "partita.result",
     "Settings": "partita.server.settings",
+    "Summary": "partita.summaries",
     "StreamingGPClassifier": "partita.estimators",
     "StreamingGPRegressor": "partita.estimators",
     "cache_compilations": "partita.foundation.compilation",
@@ -83,6 +85,7 @@ _NAMES = {
     "load": "partita.result",
     "partial_fit": "partita.fitting",
     "regress": "partita.formulas",
+    "summary": "partita.summaries",
 }
 
 __all__ = [
@@ -97,6 +100,7 @@ __all__ = [
     "Settings",
     "StreamingGPClassifier",
     "StreamingGPRegressor",
+    "Summary",
     "__version__",
     "cache_compilations",
     "compare",
@@ -122,6 +126,7 @@ __all__ = [
     "rules",
     "schedules",
     "solvers",
+    "summary",
     "telemetry",
 ]
 

@@ -123,7 +123,7 @@ def test_a_revoked_key_opens_nothing_any_more_whatever_is_tried(server, tmp_path
     folder = site_of(server, "b")
     key = read_public_key(server.public_key("b"))
     file = rotate_key(folder)
-    gate = Gate(None, 1, "token", server.members.current, 1000)
+    gate = Gate(None, None, 1, "token", server.members.current, 1000)
     assert key in gate.keys().values()
     assert "is revoked and opens nothing any more" in run("revoke", server.path, "b")
     # At once, and after a restart.

@@ -16,6 +16,7 @@ from partita.cli.federation import federation
 from partita.cli.methods import show_published_methods
 from partita.cli.runs import run_commands
 from partita.cli.study import paper_studies, studies
+from partita.cli.summary import summary
 
 app = typer.Typer(
     name="partita",
@@ -27,6 +28,7 @@ app = typer.Typer(
     suggest_commands=False,
 )
 run_commands.command("methods")(show_published_methods)
+run_commands.command("summary")(summary)
 app.add_typer(run_commands)
 app.add_typer(federation)
 app.add_typer(paper_studies, name="reproduce")

@@ -1,8 +1,6 @@
 """Sites of a federation, over Flower: each has a key, holds its data, and answers when it is there."""
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -25,8 +23,8 @@ from partita.wire.signing import SIGNATURE
 from partita.wire.tasks import Task, Update
 
 COMPARE = "compare Partita versions on both sides"
-# Seconds that are waited for what comes, before whatever else there is to do is done.
-FETCH = 1.0
+# Seconds between looks at who is there.
+LOOK = 2.0
 
 
 @dataclass
@@ -92,10 +90,6 @@ class Flower:
         self._notices: list[Arrival] = []
         self._answers: dict[int, Answer] = {}
         self._refusals: dict[str, str] = {}
-        # Sites whose answers are being fetched, what has been fetched, and when that was begun last.
-        self._fetching: set[str] = set()
-        self._found: deque[tuple[list[str], list[Any] | Exception]] = deque()
-        self._fetched = -np.inf
         self._opened = self._heard = time.monotonic()
         self._looked = -np.inf
 
@@ -122,7 +116,6 @@ class Flower:
                     f"only {ready_count} of at least {least} sites came within {self.patience:g} s: {missing}"
                 )
             self._look()
-            time.sleep(self.poll)
         self._heard = time.monotonic()
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
@@ -187,7 +180,6 @@ class Flower:
                     self.notary.keep()
                 arrivals, self._notices = self._notices, []
                 return arrivals
-            time.sleep(self.poll)
 
     def _introduce(self) -> None:
         """Tell the run of a site that was invited and can work, one at a time: it says so by `join`."""
@@ -205,16 +197,17 @@ class Flower:
         return "; ".join(f"{peer.name}: {'asked' if peer.ready else peer.problem}" for peer in self.peers)
 
     def _look(self) -> None:
-        """Who is connected, what has come, who has taken too long."""
+        """Who is connected, what has come, who has taken too long; this waits a little, if nothing has come."""
         now = time.monotonic()
-        if now - self._looked > 2.0:
+        if now - self._looked > LOOK:
             self._looked = now
             for name in self.invited():
                 if name not in self._newcomers and all(peer.name != name for peer in self.peers):
                     self._newcomers[name] = Peer(name)
             self._greet()
             self.watch([*self.peers, *self._newcomers.values()])
-        for reply in self._replies(now):
+        replies = self.grid.pull_messages(list(self._asked)) if self._asked else []
+        for reply in replies:
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is not None:
                 self._read_reply(asked, reply)
@@ -222,50 +215,9 @@ class Flower:
             if now - asked.since > self.timeout:
                 del self._asked[number]
                 self._note_failure(asked, f"did not answer within {self.timeout:g} s")
-
-    def _replies(self, now: float) -> list[Any]:
-        """What has come. Each site's is fetched by itself: Flower waits for the rest of an answer that has begun to
-        come, and whoever does not send it holds up nobody else."""
-        waiting: dict[str, list[str]] = {}
-        for number, asked in self._asked.items():
-            if asked.peer.name not in self._fetching:
-                waiting.setdefault(asked.peer.name, []).append(number)
-        if waiting and now - self._fetched > self.poll * len(waiting) / 8:
-            self._fetched = now
-            self._fetching |= waiting.keys()
-            fetchers = [threading.Thread(target=self._fetch, args=one, daemon=True) for one in waiting.items()]
-            for fetcher in fetchers:
-                fetcher.start()
-            for fetcher in fetchers:
-                fetcher.join(max(0.0, now + FETCH - time.monotonic()))
-        found: list[Any] = []
-        while self._found:
-            numbers, replies = self._found.popleft()
-            if isinstance(replies, Exception):
-                self._unreadable(numbers, replies)
-            else:
-                found += replies
-        return found
-
-    def _fetch(self, name: str, numbers: list[str]) -> None:
-        try:
-            self._found.append((numbers, list(self.grid.pull_messages(numbers))))
-        except Exception as error:
-            self._found.append((numbers, error))
-        finally:
-            self._fetching.discard(name)
-
-    def _unreadable(self, numbers: list[str], error: Exception) -> None:
-        """A site's bytes that Flower cannot make a message of; or Flower itself cannot be reached."""
-        import httpx
-
-        if isinstance(error, httpx.HTTPError):
-            raise error
-        for number in numbers:
-            if (asked := self._asked.pop(number, None)) is not None:
-                self._note_failure(
-                    asked, f"the answer to {asked.words} is no message: {type(error).__name__}; {COMPARE}"
-                )
+        if not replies and not self._notices:
+            # The grid may have waited by itself.
+            time.sleep(max(0.0, now + self.poll - time.monotonic()))
 
     def _greet(self) -> None:
         """Ask those who are connected, and have not said that they can work, how they are."""
@@ -380,7 +332,6 @@ class Flower:
         self._push([(Asked(self.peers[site], one, now), encode_question(one)) for site, one in ready.items()])
         while any(isinstance(one.content, kind) for one in self._asked.values()):
             self._look()
-            time.sleep(self.poll)
         if self._refusals:
             words = [f"site {name}: {problem}" for name, problem in self._refusals.items()]
             raise EngineError(f"the question {kind.name!r} was refused: {'; '.join(words)}")

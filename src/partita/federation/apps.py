@@ -13,6 +13,8 @@ nobody = ClientApp()
 
 @server.main()
 def run_server(grid: Grid, context: Context) -> None:
+    from partita.federation.messenger import Messenger
     from partita.federation.server import run
 
-    run(grid, Path(str(context.run_config["folder"])), str(context.run_config["attempt"]))
+    folder, port = Path(str(context.run_config["folder"])), int(str(context.run_config["port"]))
+    run(Messenger(grid, folder / "keys", port), folder, str(context.run_config["attempt"]))

@@ -4,11 +4,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from partita.errors import EngineError
 from partita.federation.folders import ServerFolder
 from partita.federation.link import HERE, operator_token
+from partita.federation.messenger import ShownToken
 from partita.foundation.keys import read_key, write_pem
 
 APP = b"""\
@@ -29,18 +29,8 @@ clientapp = "partita.federation.apps:nobody"
 [tool.flwr.app.config]
 folder = ""
 attempt = ""
+port = 0
 """
-
-
-class _Shown:
-    """Shows the operator's token with every request."""
-
-    def __init__(self, token: str):
-        self._token = token
-
-    def intercept(self, context: Any, call_next: Any) -> Any:
-        context.request.headers["authorization"] = f"Bearer {self._token}"
-        return call_next(context)
 
 
 class Control:
@@ -49,10 +39,10 @@ class Control:
     def __init__(self, folder: ServerFolder, port: int):
         from flwr.supercore.control import ControlHttpClient
 
-        self._folder = folder
+        self._folder, self._port, self.address = folder, port, f"{HERE}:{port}"
         token = operator_token(read_key(folder.keys / "secret"))
         certificate = read_key(folder.keys / "ca.crt")
-        self._client = ControlHttpClient.from_server_address(f"{HERE}:{port}", False, certificate, [_Shown(token)])
+        self._client = ControlHttpClient.from_server_address(self.address, False, certificate, [ShownToken(token)])
 
     def close(self) -> None:
         self._client.close()
@@ -74,7 +64,7 @@ class Control:
         from flwr.supercore.fab import Fab
 
         content, _ = build_fab_from_files({"pyproject.toml": APP})
-        settings = f"folder={json.dumps(str(self._folder.path))} attempt={json.dumps(attempt)}"
+        settings = f"folder={json.dumps(str(self._folder.path))} attempt={json.dumps(attempt)} port={self._port}"
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto(parse_config_args([settings])),

@@ -5,6 +5,7 @@ federation's address has the few routes that sites need, for those who sign with
 else is at a port of this machine, and runs are in the hands of whoever can read the server's secret.
 """
 
+import asyncio
 import base64
 import datetime
 import hashlib
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.federation.folders import ServerFolder, read_server
+from partita.federation.post import Post, asks_for, own_answers
 from partita.foundation.keys import canonical_key, read_key
 from partita.foundation.network import split_address
 from partita.models import prior_of
@@ -27,21 +29,12 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PUSH, OBJECT = "/v1/fleet/push-messages", "/v1/fleet/push-object"
+PULL, PUSH, LEAVE = "/v1/fleet/pull-messages", "/v1/fleet/push-messages", "/v1/fleet/deactivate-node"
 # What `partita.site.node` calls: a site neither registers itself nor fetches apps.
-FOR_SITES = frozenset(
-    {
-        "/v1/fleet/activate-node",
-        "/v1/fleet/deactivate-node",
-        "/v1/fleet/send-node-heartbeat",
-        "/v1/fleet/pull-messages",
-        "/v1/fleet/pull-object",
-        "/v1/fleet/confirm-message-received",
-        PUSH,
-        OBJECT,
-    }
-)
+FOR_SITES = frozenset({"/v1/fleet/activate-node", LEAVE, "/v1/fleet/send-node-heartbeat", PULL, PUSH})
 CONTROL, RUNTIME = "/v1/control/", "/v1/runtime/"
+# What the server's own run calls, and the header that says which run it is.
+SEND, FETCH, RUN = "/v1/partita/send", "/v1/partita/fetch", "partita-run"
 HERE = "127.0.0.1"
 # The most bytes of a request that has no answer in it.
 LARGEST_HEAD = 2**20
@@ -60,6 +53,7 @@ class Gate:
 
     Args:
         app: Flower's.
+        post: takes and hands out messages, at the routes that are not left to Flower.
         port: of the door that is for this machine.
         token: what the operator shows there.
         keys: of sites as they are now, as `canonical_key` writes them, by name.
@@ -67,6 +61,7 @@ class Gate:
     """
 
     app: App
+    post: Post
     port: int
     token: str = field(repr=False)
     keys: Callable[[], Mapping[str, bytes]]
@@ -77,15 +72,53 @@ class Gate:
             await self.app(scope, receive, send)
             return
         status = self._status(scope)
-        if status == 200 and scope["path"] == PUSH:
-            body = await _read(receive)
-            receive = _replay(body, receive)
-            status = 200 if is_own_answer(body) else 403
-        if status == 200:
+        if status != 200:
+            await _respond(scope, send, status)
+        elif scope["path"] in (PULL, PUSH):
+            await _respond(scope, send, *await self._serve_site(scope, receive))
+        elif scope["path"] in (SEND, FETCH):
+            await _respond(scope, send, *await self._serve_run(scope, receive))
+        else:
             await self.app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
-            await send({"type": "http.response.body"})
+            if scope["path"] == LEAVE and (node := self._node(scope)) is not None:
+                self.post.release(node)
+
+    def _node(self, scope: Scope) -> int | None:
+        """The number of the node whose key has signed a request, if that key may still come in."""
+        from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+        key = base64.b64decode(_headers(scope)[FLEET_HTTP_PUBLIC_KEY_HEADER.lower()])
+        return self.post.node_of(key) if canonical_key(key) in self.keys().values() else None
+
+    async def _serve_site(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        """A message for a site, or its answer: status and body of what it hears."""
+        node = self._node(scope)
+        if node is None:
+            return 401, b""
+        body = await _read(receive)
+        if scope["path"] == PUSH:
+            answers = own_answers(body, node)
+            return (403, b"") if answers is None else (200, self.post.take(answers))
+        if not asks_for(body, node):
+            return 403, b""
+        gone = asyncio.ensure_future(receive())
+        try:
+            message = await self.post.hand_out(node, gone)
+            # It may have been revoked meanwhile.
+            return (200, message) if self._node(scope) == node else (401, b"")
+        finally:
+            gone.cancel()
+
+    async def _serve_run(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        """What the server's own run sends and fetches."""
+        body = await _read(receive)
+        if scope["path"] == SEND:
+            return 200, self.post.send(body)
+        gone = asyncio.ensure_future(receive())
+        try:
+            return 200, await self.post.fetch(body, int(_headers(scope)[RUN]), gone)
+        finally:
+            gone.cancel()
 
     def _status(self, scope: Scope) -> int:
         if scope["type"] != "http":
@@ -97,14 +130,14 @@ class Gate:
         if not is_signed(_headers(scope), self.keys):
             return 401
         size = _headers(scope).get("content-length", "")
-        most = LARGEST_HEAD + (self.largest if scope["path"] == OBJECT else 0)
+        most = LARGEST_HEAD + (self.largest if scope["path"] == PUSH else 0)
         is_number = size.isascii() and size.isdigit() and len(size) <= MOST_DIGITS
         return 200 if is_number and int(size) <= most else 413
 
     def _status_here(self, scope: Scope) -> int:
         if scope["path"].startswith(RUNTIME):
             return 200  # Flower asks for the secret itself, or for a token that it has given out
-        if not scope["path"].startswith(CONTROL):
+        if not scope["path"].startswith(CONTROL) and scope["path"] not in (SEND, FETCH):
             return 404
         shown = _headers(scope).get("authorization", "")
         return 200 if hmac.compare_digest(shown.encode(), f"Bearer {self.token}".encode()) else 401
@@ -134,40 +167,28 @@ def is_signed(headers: dict[str, str], keys: Callable[[], Mapping[str, bytes]]) 
         return False
 
 
-def is_own_answer(body: bytes) -> bool:
-    """Whether what is pushed are answers of the site that pushes: Flower would take a site's task for another site."""
-    from flwr.proto.fleet_pb2 import PushMessagesRequest
-    from google.protobuf.message import DecodeError
-
-    try:
-        request = PushMessagesRequest.FromString(body)
-    except DecodeError:
-        return False
-    about = [message.metadata for message in request.messages_list]
-    return bool(about) and all(one.reply_to_message_id and one.src_node_id == request.node.node_id for one in about)
+async def _respond(scope: Scope, send: Send, status: int, body: bytes = b"") -> None:
+    if scope["type"] != "http":
+        return
+    headers = [(b"content-length", str(len(body)).encode())]
+    headers += [(b"content-type", b"application/protobuf")] if status == 200 else [(b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _read(receive: Receive) -> bytes:
-    body, more = b"", True
+    parts, more = [], True
     while more:
         event = await receive()
-        body += event.get("body", b"")
+        parts.append(event.get("body", b""))
         more = event.get("more_body", False)
-    return body
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    events = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def again() -> MutableMapping[str, Any]:
-        return next(events, None) or await receive()
-
-    return again
+    return b"".join(parts)
 
 
 def flower_app(folder: ServerFolder) -> Any:
-    """Flower's own, with its database in the server's folder."""
+    """Flower's own. What it knows is kept in memory: what a run knows is in its journal, and the rest is asked anew."""
     from flwr.common.constant import ISOLATION_MODE_PROCESS, TRANSPORT_TYPE_GRPC_RERE
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
     from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig
@@ -196,7 +217,7 @@ def flower_app(folder: ServerFolder) -> Any:
         ssl_ca_certfile=str(keys / "ca.crt"),
         ssl_certfile=str(keys / "server.pem"),
         ssl_keyfile=str(keys / "server.key"),
-        database=str(folder.run / "superlink.db"),
+        database=FLWR_IN_MEMORY_DB_NAME,
         isolation=ISOLATION_MODE_PROCESS,
         runtime_dependency_install=False,
     )
@@ -208,7 +229,9 @@ def build_gate(folder: ServerFolder, port: int) -> Gate:
     token = operator_token(read_key(folder.keys / "secret"))
     folder.members.check()
     model = folder.recipe.model
-    return Gate(flower_app(folder), port, token, folder.members.current, largest(prior_of(model, model.hyper)))
+    app = flower_app(folder)
+    post = Post(app.state.linkstate_factory.state())
+    return Gate(app, post, port, token, folder.members.current, largest(prior_of(model, model.hyper)))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -233,8 +256,10 @@ def main() -> None:
         ws="none",
         proxy_headers=False,
         server_header=False,
-        # Longer than sites wait between looks: a request must not meet a connection that is being closed.
+        # Longer than sites wait between requests: none must meet a connection that is being closed.
         timeout_keep_alive=75,
+        # Requests of sites that are being held do not hold up an end.
+        timeout_graceful_shutdown=1,
     )
     uvicorn.Server(config).run(sockets=[_listen(*split_address(folder.server.address)), _listen(HERE, port)])
 

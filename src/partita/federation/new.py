@@ -110,7 +110,7 @@ staleness = {max(100, 10 * len(sites))}
 
 [server]
 address = {_toml(address)}
-# Their public keys are sites/NAME.pub. All sites are listed before the run begins.
+# Their public keys are sites/NAME.pub. Those that come later: partita invite.
 sites = {_toml(list(sites))}
 # Begin as soon as so many sites are there; the others may come later. All of them, if left out.
 # minimum = {max(1, len(sites) - 1)}

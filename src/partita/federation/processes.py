@@ -24,6 +24,8 @@ from partita.foundation.plain import Row
 from partita.foundation.signals import IsEnding, notice_signals, pause
 
 STOPPED = {"state": "stopped"}
+# What the process with Flower's SuperLink is called.
+LINK = "superlink"
 # Seconds to get ready, and to end in good order.
 START, END = 60.0, 15.0
 # How often a process that ends by itself is started again within ten minutes.
@@ -156,6 +158,9 @@ def _keep_app_running(
             return state
         for name in children.find_ended():
             children.restart(name)
+            if name == LINK and _wait_for_link(children, control.address, folder, is_ending):
+                # It knows nobody.
+                registered.clear()
         if lock_holder(folder.run / "server.lock") is not None:
             seen = time.monotonic()
         elif time.monotonic() - seen > WITHOUT_APP:
@@ -178,16 +183,23 @@ def _as_starting(before: Row) -> Row:
     return {**before, "state": "starting", "sites": [{**row, "ready": False} for row in before["sites"]]}
 
 
-def _start_link(folder: ServerFolder, children: Children, port: int, is_ending: IsEnding) -> bool:
+def _wait_for_link(children: Children, here: str, folder: ServerFolder, is_ending: IsEnding) -> bool:
     """Whether it is up; it is not, if somebody asked for an end meanwhile."""
-    children.start("superlink", sys.executable, "-m", "partita.federation.link", str(folder.path), str(port))
-    here, authority = f"{HERE}:{port}", folder.keys / "ca.crt"
     until = time.monotonic() + START
-    while not is_server_up(here, authority):
-        if children.find_ended() or time.monotonic() > until:
-            raise EngineError(f"Flower's SuperLink does not start: {children.last_words('superlink')}")
+    while not is_server_up(here, folder.keys / "ca.crt"):
+        if LINK in children.find_ended() or time.monotonic() > until:
+            raise EngineError(f"Flower's SuperLink does not start: {children.last_words(LINK)}")
         if pause(0.2, is_ending):
             return False
+    return True
+
+
+def _start_link(folder: ServerFolder, children: Children, port: int, is_ending: IsEnding) -> bool:
+    """Whether it is up; it is not, if somebody asked for an end meanwhile."""
+    children.start(LINK, sys.executable, "-m", "partita.federation.link", str(folder.path), str(port))
+    here, authority = f"{HERE}:{port}", folder.keys / "ca.crt"
+    if not _wait_for_link(children, here, folder, is_ending):
+        return False
     children.start(
         "superexec", "flower-superexec", "--runtime-api-address", here, "--root-certificates", str(authority),
         "--parent-pid", str(os.getpid()), "--superexec-auth-secret-file", str(folder.keys / "secret"),

@@ -9,6 +9,7 @@ from partita.engines.flower import Flower
 from partita.engines.peers import Peer
 from partita.errors import EngineError, PartitaError, Stalled
 from partita.federation.folders import ServerFolder, read_server
+from partita.federation.messenger import LinkLost
 from partita.federation.signatures import Signatures
 from partita.federation.state import Requests, State, describe_peer, write_state
 from partita.fitting import fit
@@ -76,7 +77,13 @@ class Reporter:
 
 
 def run(grid: Any, path: Path, attempt: str) -> None:
-    """Run, or carry on with the run, in a federation's folder."""
+    """Run, or carry on with the run, in a federation's folder.
+
+    Args:
+        grid: a `Messenger`, or whatever else takes messages to sites.
+        path: the folder.
+        attempt: what `partita serve` calls this run of the app.
+    """
     folder = read_server(path)
     reporter = Reporter(folder, attempt)
     try:
@@ -85,6 +92,9 @@ def run(grid: Any, path: Path, attempt: str) -> None:
             _run(grid, folder, reporter)
     except Stalled as error:
         reporter.end("stalled", str(error))
+    except LinkLost:
+        # Whoever has started this starts another, with another link.
+        reporter.end("waiting for sites", "Flower's SuperLink was lost, and is being started again")
     except Exception as error:
         reporter.end("failed", f"{type(error).__name__}: {error}")
         if not isinstance(error, PartitaError):

@@ -125,7 +125,7 @@ class Inbox:
         """An engine tells of sites of this run, in words that a journal knows; or it is broken."""
         if not isinstance(notice, Notice):
             raise EngineError(f"the engine gave {type(notice).__name__} where updates and notices were expected")
-        # A site that joins is the next one; its notice comes by itself, so that there is no other before it is taken in.
+        # A site that joins is the next one; no other joins before that is taken in.
         known = range(self._ledger.sites) if notice.kind != "joined" else [self._ledger.sites]
         if notice.kind not in get_args(NoticeKind) or notice.site not in known:
             raise EngineError(

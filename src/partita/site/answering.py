@@ -13,8 +13,10 @@ from partita.foundation.frames import names_of
 from partita.models import AbstractModel
 from partita.models.layout import pack_layout
 from partita.site.holder import Holder
+from partita.site.outlines import check_table, choose_columns, outline_column
 from partita.site.reading import count_alike_groups
 from partita.site.tables import describe_columns
+from partita.site.tallies import tabulate
 from partita.site.worker import digest_shard
 from partita.wire import questions as q
 from partita.wire.questions import Answer, Question
@@ -124,6 +126,23 @@ def _compare(holder: Holder, site: int, question: q.Predict) -> Answer:
     return q.PredictAnswer(len(rows.y), sum_comparisons(question.reading.design, draws, rows.X, rows.y, rng))
 
 
+def _outline(holder: Holder, site: int, question: q.Outline) -> Answer:
+    place, frame = holder.names.of(site), holder.table(site)
+    check_table(place, frame, question.fewest)
+    columns = [
+        outline_column(name, frame[name], name in question.categorical, question.fewest)
+        for name in choose_columns(place, frame, question.names)
+    ]
+    return q.OutlineAnswer(tuple(columns), len(frame))
+
+
+def _tabulate(holder: Holder, site: int, question: q.Tabulate) -> Answer:
+    place, frame = holder.names.of(site), holder.table(site)
+    check_table(place, frame, question.fewest)
+    choose_columns(place, frame, [cut.name for cut in question.columns])
+    return tabulate(frame, question)
+
+
 _ANSWERS: dict[type[Question], Answers] = {
     q.About: _about,
     q.ColumnNames: _column_names,
@@ -135,4 +154,6 @@ _ANSWERS: dict[type[Question], Answers] = {
     q.Moments: _sum_moments,
     q.Products: _multiply,
     q.Predict: _compare,
+    q.Outline: _outline,
+    q.Tabulate: _tabulate,
 }

@@ -6,13 +6,16 @@ has the site's data then. This speaks the same protocol and hands every message 
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from partita.errors import EngineError, StorageError, reason
 from partita.foundation.keys import read_key
+from partita.foundation.signals import IsEnding
 from partita.foundation.text import clean
 from partita.wire.questions import FOREIGN, KINDS, RECORD
 from partita.wire.signing import RUN
@@ -25,8 +28,10 @@ PROMISED, BEAT = 30.0, 20.0
 AWAY = 3.0
 # How often a call is tried, when the connection breaks; seconds before the second time, doubled each time.
 TRIES, WAIT = 4, 0.5
-# What Flower answers to a key that it does not know, or takes for connected; and where nobody waits for an answer.
-NOT_ACTIVATED, NOT_RUNNING = 2004, 2007
+# Seconds after which somebody who waits for a message looks whether it is to end.
+GLANCE = 0.2
+# What Flower answers to a key that it does not know, or takes for connected.
+NOT_ACTIVATED = 2004
 
 
 class Refused(EngineError):
@@ -35,10 +40,6 @@ class Refused(EngineError):
 
 class Disconnected(EngineError):
     """The server cannot be reached, or cannot answer."""
-
-
-class Unwanted(EngineError):
-    """The run that a message is of has ended meanwhile."""
 
 
 class Node:
@@ -67,6 +68,8 @@ class Node:
         self._client = FleetHttpClient.from_server_address(address, False, read_key(certificate), [signed])
         self._answer = answer
         self._ended = threading.Event()
+        # The server holds a request until there is a message; somebody else waits for it, so that a site can end.
+        self._waiter = ThreadPoolExecutor(1, "pull")
         self._node: Any = None
         self._is_known = True
 
@@ -112,69 +115,49 @@ class Node:
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         with suppress(EngineError):
+            # What is being held at the server is let go there.
             self._deactivate()
+        self._waiter.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
-    def work(self) -> bool:
-        """Answer one message, if there is one; whether there was."""
-        from flwr.proto.fleet_pb2 import PullMessagesRequest
+    def work(self, is_ending: IsEnding) -> None:
+        """Wait for a message, for as long as the server holds the request, and answer it."""
+        from flwr.common.serde import message_to_proto
+        from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 
         if not self._is_known:
             raise Refused("the server does not know this connection any more")
         # Once: a message whose delivery was interrupted does not come a second time.
-        found = _call(self._client.PullMessages, PullMessagesRequest(node=self._node), tries=1)
-        if not found.messages_list:
-            return False
-        with suppress(Unwanted):
-            message = self._fetch(found.messages_list[0], found.message_object_trees[0])
-            began = time.monotonic()
-            reply = _reply_to(message, self._answer)
-            self._send(reply, time.monotonic() - began)
-        return True
+        pulled = self._waiter.submit(_call, self._client.PullMessages, PullMessagesRequest(node=self._node), 1)
+        if not _finish(pulled, is_ending):
+            return
+        for one in pulled.result().messages_list:
+            reply = _reply_to(_open(one), self._answer)
+            reply.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+            _call(
+                self._client.PushMessages,
+                PushMessagesRequest(node=self._node, messages_list=[message_to_proto(reply)]),
+            )
 
-    def _fetch(self, head: Any, tree: Any) -> Any:
-        """Fetch the whole of a message, of which only the head came."""
-        from flwr.app import Message
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-            make_confirm_message_received_fn_protobuf,
-            make_pull_object_fn_protobuf,
-        )
-        from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 
-        run = head.metadata.run_id
-        message = _call(
-            lambda _: pull_and_inflate_object_from_tree(
-                tree,
-                make_pull_object_fn_protobuf(self._client.PullObject, self._node, run),
-                make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run),
-                return_type=Message,
-            ),
-            None,
-        )
-        message.metadata.__dict__["_message_id"] = head.metadata.message_id
-        return message
+def _finish(pulled: Future[Any], is_ending: IsEnding) -> bool:
+    """Wait for somebody; whether it is done, and not to be left alone because this process is to end."""
+    while not is_ending():
+        with suppress(TimeoutError):
+            pulled.exception(GLANCE)
+            return True
+    return False
 
-    def _send(self, reply: Any, seconds: float) -> None:
-        from flwr.app.message import remove_content_from_message
-        from flwr.common.serde import message_to_proto
-        from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
 
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        request = PushMessagesRequest(
-            node=self._node,
-            messages_list=[message_to_proto(remove_content_from_message(reply))],
-            message_object_trees=[get_object_tree(reply)],
-            clientapp_runtime_list=[seconds],
-        )
-        taken = _call(self._client.PushMessages, request)
-        push = make_push_object_fn_protobuf(
-            self._client.PushObject, self._node, reply.metadata.run_id, taken.session_id
-        )
-        wanted = set(taken.objects_to_push)
-        _call(lambda objects: push_objects(objects, push, object_ids_to_push=wanted), get_all_nested_objects(reply))
+def _open(message: Any) -> Any:
+    """A message as it came."""
+    from flwr.common.serde import message_from_proto
+
+    try:
+        return message_from_proto(message)
+    except Exception as error:
+        # Whatever somebody else's code makes of bytes from a server; the site goes on.
+        raise Disconnected(clean(reason(error))) from None
 
 
 def _reply_to(message: Any, answer: Answer) -> Any:
@@ -203,8 +186,6 @@ def _call(call: Callable[[Any], Any], request: Any, tries: int = TRIES) -> Any:
         return call(request)
     except httpx.HTTPStatusError as error:
         problem = FlowerError.from_json(error.response.text)
-        if problem is not None and problem.code == NOT_RUNNING:
-            raise Unwanted("the run has ended") from None
         if error.response.status_code in (401, 403) or (problem is not None and problem.code == NOT_ACTIVATED):
             raise Refused("the server does not take this site's key") from None
         raise Disconnected(f"the server answers {error.response.status_code}") from None

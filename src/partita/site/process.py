@@ -21,8 +21,8 @@ from partita.site.signing import sign_answers
 Say = Callable[[str], None]
 # Seconds that a site keeps trying when it is refused: after a crash, Flower takes it for connected for another minute.
 REFUSED = 120.0
-# Seconds between looks for messages, and between attempts to reach a server.
-POLL, AGAIN = 0.5, 5.0
+# Seconds between attempts to reach a server.
+AGAIN = 5.0
 # Where in its folder a site's process writes, and the lock that it holds.
 RUN, LOCK = "run", "site.lock"
 
@@ -48,10 +48,10 @@ def run_site(path: Path, say: Say, accepts: bool = False) -> None:
 
         site = Site(path, accepts)
         tell(f"site {settings.name}: looking for the server at {settings.server}")
-        _keep_connected(settings, sign_answers(site, log_answers(site, log, say)), tell, is_ending)
+        keep_connected(settings, sign_answers(site, log_answers(site, log, say)), tell, is_ending)
 
 
-def _keep_connected(settings: SiteSettings, answer: Answer, tell: Say, is_ending: IsEnding) -> None:
+def keep_connected(settings: SiteSettings, answer: Answer, tell: Say, is_ending: IsEnding) -> None:
     """Connect, attend, and connect again; an error, if the server has refused this site for too long."""
     refused_since: float | None = None
     key = settings.key
@@ -84,14 +84,13 @@ def _keep_connected(settings: SiteSettings, answer: Answer, tell: Say, is_ending
 def _attend(node: Node, settings: SiteSettings, tell: Say, is_ending: IsEnding) -> None:
     """Answer what comes, through interruptions, until somebody asks for an end; or `Refused`."""
     is_lost = False
-    while not pause(AGAIN if is_lost else POLL, is_ending):
+    while not pause(AGAIN if is_lost else 0.0, is_ending):
         try:
             if is_lost:
                 node.rejoin()
                 tell("connected again")
             is_lost = False
-            while node.work() and not is_ending():
-                pass
+            node.work(is_ending)
         except Disconnected as error:
             if not is_lost:
                 tell(f"lost the connection ({error}), trying again")

@@ -18,6 +18,7 @@ from partita.wire import questions as q
 from partita.wire.codec import check_fields
 from partita.wire.naming import SiteNames
 from partita.wire.questions import ANSWERS, Answer, Question
+from partita.wire.tallies import check_outline, check_tabulation
 
 ADVICE = "compare Partita versions on both sides, ask whoever keeps that site, or go on without it"
 # What sums of one site may contradict each other by.
@@ -94,6 +95,13 @@ class AnswerChecks:
                 _check_products(question, answer)
             case q.Predict(), q.PredictAnswer():
                 self._check_sums(site, question, answer)
+            case q.Outline(), q.OutlineAnswer():
+                check_outline(question, answer)
+                self._counts = {key: count for key, count in self._counts.items() if key[0] != site}
+                self._agree(site, "rows of the table", answer.rows)
+            case q.Tabulate(), q.TabulateAnswer():
+                check_tabulation(question, answer)
+                self._agree(site, "rows of the table", answer.rows)
 
     def _agree(self, site: int, what: str, count: int) -> None:
         """Check that a site tells the same number whenever it is asked."""

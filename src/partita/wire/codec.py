@@ -9,6 +9,7 @@ import numpy as np
 
 from partita.designs.columns import Column
 from partita.designs.saving import pack_reading, unpack_reading
+from partita.designs.tallies import KINDS, ColumnOutline, Cut
 from partita.errors import MalformedMessage
 from partita.families import Family
 from partita.foundation import fields as checks
@@ -73,6 +74,62 @@ COLUMNS = Plain(
     lambda rows: tuple(_make_column(*row) for row in rows),
     lambda columns: [[column.name, None if column.levels is None else list(column.levels)] for column in columns],
 )
+OUTLINES = Plain(
+    checks.items(
+        checks.fields(
+            {"name": checks.text(), "kind": checks.one_of(KINDS)},
+            {"knots": checks.items(checks.number()), "levels": checks.items(checks.text())},
+        )
+    ),
+    lambda rows: tuple(
+        ColumnOutline(row["name"], row["kind"], tuple(map(float, row["knots"])), tuple(row["levels"])) for row in rows
+    ),
+    lambda columns: [
+        {"name": one.name, "kind": one.kind, "knots": list(one.knots), "levels": list(one.levels)} for one in columns
+    ],
+)
+CUTS = Plain(
+    checks.items(
+        checks.fields(
+            {
+                "name": checks.text(),
+                "levels": checks.maybe(checks.items(checks.text())),
+                "edges": checks.items(checks.number()),
+                "whole": checks.flag,
+            }
+        )
+    ),
+    lambda rows: tuple(
+        Cut(
+            row["name"],
+            None if row["levels"] is None else tuple(row["levels"]),
+            tuple(map(float, row["edges"])),
+            row["whole"],
+        )
+        for row in rows
+    ),
+    lambda cuts: [
+        {
+            "name": one.name,
+            "levels": None if one.levels is None else list(one.levels),
+            "edges": list(one.edges),
+            "whole": one.whole,
+        }
+        for one in cuts
+    ],
+)
+PAIRS = Plain(
+    checks.items(checks.items(checks.text(), 2)),
+    lambda pairs: tuple((first, second) for first, second in pairs),
+    lambda pairs: [list(pair) for pair in pairs],
+)
+FEWEST = Plain(checks.whole(1))
+# Arrays by name, one object for each column or pair: too many for a message to have them as its own.
+TALLIES = Plain(
+    checks.items(checks.entries(checks.items(checks.anything))),
+    lambda rows: tuple({name: _make_numbers(name, array) for name, array in row.items()} for row in rows),
+    lambda tallies: [{name: array.tolist() for name, array in tally.items()} for tally in tallies],
+)
 # How every field travels. Numbers alone are eight bytes, and are not listed.
 PARTS: dict[type, dict[str, Part]] = {
     known.ColumnNamesAnswer: {
@@ -122,6 +179,15 @@ PARTS: dict[type, dict[str, Part]] = {
         "others": NamedNumbers(),
     },
     known.PredictAnswer: {"rows": COUNT, "sums": NamedNumbers()},
+    known.Outline: {"names": NAMES, "categorical": NAMES, "fewest": FEWEST},
+    known.OutlineAnswer: {"columns": OUTLINES, "rows": COUNT},
+    known.Tabulate: {"columns": CUTS, "by": MAYBE_TEXT, "crosses": PAIRS, "fewest": FEWEST},
+    known.TabulateAnswer: {
+        "rows": COUNT,
+        "parts": Numbers(1, np.int64),
+        "sizes": Numbers(1, np.int64),
+        "tallies": TALLIES,
+    },
 }
 # Answers that are one number.
 SCALARS: dict[type, str] = {known.AboutAnswer: "rows", known.EvaluateAnswer: "value"}
@@ -269,3 +335,11 @@ def _make_column(name: Any, levels: Any) -> Column:
     checks.text()(name, "column")
     checks.maybe(checks.items(checks.text()))(levels, "levels")
     return Column(name, None if levels is None else tuple(levels))
+
+
+def _make_numbers(name: str, items: list[Any]) -> np.ndarray:
+    """Numbers in a list, or in lists of one length."""
+    array = np.asarray(items, float)
+    if array.ndim > 2 or not np.all(np.isfinite(array)):
+        raise ValueError(f"{clean(name)}: expected finite numbers in one or two dimensions")
+    return array

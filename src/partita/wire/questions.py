@@ -17,6 +17,8 @@ their leaves. Nothing is pickled, and nothing is read beyond the size that is de
 | `Moments` | formulas, estimators | means of columns, and squares around them |
 | `Products` | formulas, estimators | products of columns around agreed middles |
 | `Predict` | calibration | sums of what predictions are beside what was observed |
+| `Outline` | summaries | what columns hold: kinds, rough ranges, levels that several rows have |
+| `Tabulate` | summaries | rows in agreed cells, none of them of a few; means of numbers, and squares around them |
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ import numpy as np
 
 from partita.designs.columns import Column
 from partita.designs.design import Reading
+from partita.designs.tallies import ColumnOutline, Cut
 from partita.families import Family
 from partita.models import Hyper
 
@@ -223,6 +226,55 @@ class PredictAnswer(Answer):
     sums: dict[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Outline(Question):
+    """What these columns of a table are like, all of them if none are named; as little of it as can be agreed on.
+
+    `categorical` ones have levels even if they are numbers. Nothing is told of fewer than `fewest` rows.
+    """
+
+    name: ClassVar[str] = "outline"
+    names: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    fewest: int = 3
+
+
+@dataclass(frozen=True)
+class OutlineAnswer(Answer):
+    columns: tuple[ColumnOutline, ...]
+    rows: int
+
+
+@dataclass(frozen=True)
+class Tabulate(Question):
+    """Rows counted in agreed cells of columns, broken down by another one, and in crossings of two.
+
+    Args:
+        columns: how each column is cut; the one of `by` among them.
+        by: the column of levels by which all others are broken down.
+        crosses: pairs of columns of levels.
+        fewest: a cell with fewer rows is counted together with others.
+    """
+
+    name: ClassVar[str] = "tabulate"
+    columns: tuple[Cut, ...]
+    by: str | None = None
+    crosses: tuple[tuple[str, str], ...] = ()
+    fewest: int = 3
+
+
+@dataclass(frozen=True)
+class TabulateAnswer(Answer):
+    """`parts` is the part of each cell of `by`, and `sizes` how many rows each part has; `tallies` are what
+    `site.tallies` counts, arrays by name, for each column in order and then for each pair.
+    """
+
+    rows: int
+    parts: np.ndarray
+    sizes: np.ndarray
+    tallies: tuple[dict[str, np.ndarray], ...]
+
+
 # Every question by its name, with the answer that belongs to it.
 ANSWERS: dict[type[Question], type[Answer]] = {
     About: AboutAnswer,
@@ -236,6 +288,8 @@ ANSWERS: dict[type[Question], type[Answer]] = {
     Moments: MomentsAnswer,
     Products: ProductsAnswer,
     Predict: PredictAnswer,
+    Outline: OutlineAnswer,
+    Tabulate: TabulateAnswer,
 }
 QUESTIONS: dict[str, type[Question]] = {kind.name: kind for kind in ANSWERS}
 # What a message to a site of a federation may be.
