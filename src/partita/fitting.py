@@ -121,7 +121,7 @@ def prepare(
     try:
         with site_names.told():
             columns = _agree_on_order(ask_all(engine, ColumnNames(), len(shards), site_names))
-            model = _size_model(engine, model, len(shards), site_names)
+            model = size_model(engine, model, len(shards), site_names)
         run = make_run(model, len(shards), settings, engine, site_names, factors, columns=columns)
         return run, [*shards, *model.own_shards]
     except BaseException:
@@ -153,7 +153,7 @@ def _agree_on_order(answers: Sequence[ColumnNamesAnswer]) -> tuple[str, ...] | N
     return next((answer.names for answer in answers if answer.names is not None), None)
 
 
-def _size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNames) -> AbstractModel:
+def size_model(engine: Engine, model: AbstractModel, sites: int, names: SiteNames) -> AbstractModel:
     """A model that has to see rows or groups to know what it is made of, told by those who have them."""
     if model.needs_rows:
         (found,) = ask_all(engine, {0: Layout()}, sites, names)

@@ -24,6 +24,7 @@ from partita.report.regression import describe, write_regression
 from partita.server.storage import read_names
 from partita.telemetry import Callback, Every
 from partita.wire.naming import name_sources
+from partita.wire.recipe import Recipe
 
 # A watch is called with the name of a fit and labels for its events, and gives those who listen.
 Watch = Callable[[str, Row], Sequence[Callback]]
@@ -139,7 +140,7 @@ def follow_run(folder: Path) -> Follower:
     if not (folder / FEDERATION).is_file():
         return Follower(folder, read_names(folder))
     server = read_server(folder)
-    features = server.recipe.columns.features
+    features = server.recipe.columns.features if isinstance(server.recipe, Recipe) else ()
     return Follower(server.run, read_run_names(server), f"Federation {server.path.name}", features)
 
 

@@ -162,8 +162,9 @@ def _expected_response(model: Predictor, posterior: Family, X: Array, samples: i
     known = model.expected_response(posterior, X)
     if known is not None:
         return known
-    if model.projected and posterior.is_gaussian:
-        m, v = posterior.as_gaussian("predict").moments_along(X)
+    moments = model.predictor_moments(posterior, X)
+    if moments is not None:
+        m, v = moments
         if m.ndim == 1:
             nodes, weights = (jnp.asarray(a, m.dtype) for a in hermite(QUADRATURE_POINTS))
         else:
@@ -188,8 +189,9 @@ def _predictive_variance(model: Predictor, posterior: Family, X: Array, hyper: H
 @Program.of
 def _draw_responses(model: Predictor, posterior: Family, X: Array, keys: Array) -> Array:
     """response(f) for each row, [draws, rows, …]: at points, or with θ drawn from q."""
-    if model.projected and posterior.is_gaussian:
-        m, v = posterior.as_gaussian("predict").moments_along(X)
+    moments = model.predictor_moments(posterior, X)
+    if moments is not None:
+        m, v = moments
         if m.ndim == 1:
             # In the middle of as many parts of equal probability.
             nodes = jax.scipy.stats.norm.ppf((jnp.arange(len(keys), dtype=m.dtype) + 0.5) / len(keys))

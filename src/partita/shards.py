@@ -81,6 +81,12 @@ def padded(shard: Shard, capacity: int) -> Shard:
     return Shard(jax.tree.map(lambda a: np.ascontiguousarray(a[index]), shard.data), weights, shard.rows)
 
 
+def unpadded(shard: Shard) -> Shard:
+    """The rows that were there before a shard was padded."""
+    rows = int(shard.rows)
+    return Shard(jax.tree.map(lambda a: a[:rows], shard.data), shard.weights[:rows], shard.rows)
+
+
 def rounded(rows: int) -> int:
     """The next of four sizes per doubling, so that batches of a stream share their shapes."""
     step = max(1, 2 ** (rows.bit_length() - 3))

@@ -56,7 +56,7 @@ from partita.site.consent import Consent
 from partita.site.policy import Policy
 from partita.site.settings import read_site
 from partita.site.tables import read_sites, read_table
-from partita.wire.recipe import Recipe
+from partita.wire.recipes import parse_recipe
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(40, 2))
@@ -540,7 +540,7 @@ def of_message(folder):
         text = path.read_text(errors="surrogatepass")
         Consent(home).check(text, accepts=True)
         (home / "run" / "accepted.json").unlink()
-        assert Recipe.parse(text).greeting
+        assert parse_recipe(text, home).greeting
 
     path = folder / "recipe"
     path.write_text(json.dumps(RECIPE))
@@ -723,7 +723,7 @@ def test_29_networks_that_nobody_could_use_are_refused_before_they_are_made(tmp_
     hidden = {"columns": FEDERATION["columns"], "model": {"name": "network", "hidden": layers[1:-1]}}
     if len(layers) > 2:
         with pytest.raises(ConfigError, match="layers: expected at most 100 of them"):
-            _ = Recipe.parse(json.dumps(hidden)).model
+            _ = parse_recipe(json.dumps(hidden), tmp_path).model
 
 
 @pytest.mark.parametrize("number", [b"-1", b"0", b"x", b"", b"99999999999999999999"])

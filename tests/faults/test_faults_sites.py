@@ -620,7 +620,7 @@ def test_20_more_parameters_than_the_policy_allows_are_refused(server, folder):
     site = Site(folder, accepts=True)
     told = site.answer("refine", question(server.recipe, "refine"))["error"]
     assert told.startswith("its policy refuses this (most_parameters): the model has 12 natural parameters, and")
-    assert "natural parameters, and the policy allows 3: change most_parameters in" in site.problem
+    assert "natural parameters, and the policy allows 3: write most_parameters = 12 in" in site.problem
     change(folder / "site.toml", "most_parameters = 3", "most_parameters = 12")
     assert "payload" in site.answer("refine", question(server.recipe, "refine"))
     change(folder / "site.toml", "fewest_rows = 10", "fewest_rows = 0")

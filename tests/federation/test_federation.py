@@ -30,13 +30,14 @@ from partita.models import prior_of
 from partita.report.posterior import compute_quantiles, read_units
 from partita.server.ledger import Ledger
 from partita.server.schedules import Board, Sequential
-from partita.site.gate import Site, read_table
+from partita.site.gate import Site
 from partita.site.settings import read_site, site_file_text
+from partita.site.sources import read_table
 from partita.studies.faults.chaos import Chaos
 from partita.wire.codec import encode_question
 from partita.wire.messages import decode_update, encode_task
 from partita.wire.questions import ColumnNames, Digest, Evaluate, Levels, Moments
-from partita.wire.recipe import Recipe
+from partita.wire.recipes import parse_recipe, read_recipe
 
 FEATURES = ("age", "bmi")
 GENERATOR = np.random.default_rng(0)
@@ -157,7 +158,7 @@ def scaled(server):
 
 
 def test_columns_are_scaled_the_same_everywhere(server, folder):
-    columns = Recipe.parse(scaled(server).text).columns
+    columns = parse_recipe(scaled(server).text, server).columns
     inputs, _ = read_table(read_site(folder), columns)
     np.testing.assert_allclose(inputs, (X - [1.0, 2.0]) / [2.0, 4.0])
 
@@ -246,11 +247,12 @@ def test_folders_that_are_none(tmp_path, folder):
 
 def test_the_same_settings_are_the_same_model_in_another_process(server):
     recipe = read_server(server).recipe
-    program = "import sys; from partita.wire.recipe import Recipe; print(Recipe.parse(sys.argv[1]).digest)"
+    program = "from partita.wire.recipes import parse_recipe; print(parse_recipe(sys.argv[1], Path()).digest)"
+    program = f"import sys; from pathlib import Path; {program}"
     other = subprocess.run([sys.executable, "-c", program, recipe.text], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == recipe.digest
     tables = {"columns": {"features": ["age"], "target": "ill"}, "model": {"name": "logistic-regression"}}
-    assert Recipe.read(SettingsFile(server), tables).digest != recipe.digest
+    assert read_recipe(SettingsFile(server), tables, server).digest != recipe.digest
 
 
 # What `partita accept` wrote when recipes named schedules, too; and what a server sent then.

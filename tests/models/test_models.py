@@ -80,7 +80,7 @@ def same(first, second, tolerance: float = 1e-10) -> None:
 def test_every_model_has_an_example():
     """Others have tests of their own, those among them that predict nothing."""
     others = {name for name, kind in pt.models.REGISTRY.items() if not kind.takes_target}
-    assert {*MODELS, *others, "network", "heteroscedastic-regression"} == set(pt.models.REGISTRY)
+    assert {*MODELS, *others, "network", "heteroscedastic-regression", "sparse-process"} == set(pt.models.REGISTRY)
 
 
 def test_log_prob_matches_scipy(name):

@@ -499,7 +499,12 @@ def fitted(name="logistic-regression", settings=(), rounds=2, **options):
     kind = pt.models.REGISTRY[name]
     suggested = {key: value for key, (value, _) in kind.suggested.items()}
     sizes = {"network": {}, "latent-dirichlet-allocation": {"words": 2}}.get(name, {"features": 2})
-    model = kind(**{**sizes, **suggested, **dict(settings)})
+    by_file = name == "sparse-process"
+    model = (
+        kind.for_data(np.ones((1, 2)), None, **suggested)
+        if by_file
+        else kind(**{**sizes, **suggested, **dict(settings)})
+    )
     shards = [make_data(name, generator) for _ in range(2)]
     return pt.fit(model, shards, schedule=Synchronous(rounds=rounds), **options)
 

@@ -8,6 +8,7 @@ import typer
 
 from partita.cli.options import Quiet
 from partita.cli.site import SiteFolder, approve, predict, site_commands
+from partita.errors import InputError
 
 federation = typer.Typer()
 federation.add_typer(site_commands, name="site")
@@ -30,21 +31,60 @@ def new_federation(
         str | None, typer.Option(help="The column to predict; y if not given, where the model predicts one.")
     ] = None,
     model: Annotated[str, typer.Option(help="As in `partita run`.")] = "logistic-regression",
+    formula: Annotated[
+        str | None, typer.Option(help='In the place of these: a formula, "ill ~ age + C(ward) + (1 | ward)".')
+    ] = None,
+    family: Annotated[str, typer.Option(help="Of a formula: gaussian, bernoulli, poisson, ….")] = "gaussian",
+    program: Annotated[
+        str | None,
+        typer.Option(metavar="ENTRY", help="Or a program, package.module:name, of a package that all sites have."),
+    ] = None,
+    program_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Or one in a file that calls it `model`, which sites approve.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARGUMENT=COLUMN,…", help="An argument of a program and its column, or several."),
+    ] = None,
+    local: Annotated[
+        str | None, typer.Option(metavar="PLATE=ARGUMENT", help="A program's plate of groups, and who names them.")
+    ] = None,
 ) -> None:
     """Make the folder of a server and one for every site, with keys and certificates.
 
-    DIR is a new folder.
+    DIR is a new folder. What is computed is a model on columns, a formula, or a program.
     """
     from partita.engines.flower import import_flower
-    from partita.federation.new import make_federation
+    from partita.federation.new import make_planned, plan_formula, plan_model, plan_program
     from partita.models import REGISTRY
 
     import_flower()
-    predicts = model not in REGISTRY or REGISTRY[model].takes_target
-    predicted = target.strip() if target is not None else "y" if predicts else None
-    for path in make_federation(folder, _split(sites), address, _split(features), predicted, model):
+    names, code = _split(sites), program or program_file
+    if sum(one is not None for one in (formula, program, program_file)) > 1:
+        raise InputError("--formula, --program, --program-file: give one of them")
+    if formula is not None:
+        plan = plan_formula(formula, family, names)
+    elif code is not None:
+        columns = {argument: _one_or_list(_split(one)) for argument, one in map(_split_pair, data or ())}
+        plan = plan_program(code, columns, dict([_split_pair(local)] if local else ()), names)
+    else:
+        predicts = model not in REGISTRY or REGISTRY[model].takes_target
+        predicted = target.strip() if target is not None else "y" if predicts else None
+        plan = plan_model(_split(features), predicted, model, names)
+    for path in make_planned(folder, names, address, plan):
         typer.echo(path)
     typer.echo(f"read {folder / 'README.md'} next")
+
+
+def _split_pair(text: str) -> tuple[str, str]:
+    name, equals, rest = text.partition("=")
+    if not equals:
+        raise InputError(f"{text!r}: expected NAME=…")
+    return name.strip(), rest.strip()
+
+
+def _one_or_list(names: list[str]) -> str | list[str]:
+    return names[0] if len(names) == 1 else names
 
 
 def _split(names: str) -> list[str]:

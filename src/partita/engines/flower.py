@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -11,7 +11,10 @@ from partita.engines.peers import Asked, Notary, Peer
 from partita.errors import EngineError, InputError, MalformedMessage, Stalled
 from partita.foundation.checks import check_one_of, check_positive, import_extra, is_whole
 from partita.models import AbstractModel, prior_of
-from partita.server.completion import read_answer
+from partita.server.completion import complete_updates, read_answer
+from partita.shards import agree_on_sizes
+from partita.site.answering import answer_questions
+from partita.site.holder import Holder
 from partita.wire import questions as q
 from partita.wire.codec import decode_answer, encode_question, largest_message
 from partita.wire.engine import address
@@ -37,6 +40,7 @@ class Flower:
     Args:
         grid: what Flower gives a ServerApp.
         greeting: what every message carries: how sites build the model, and which one it has to be.
+        tell_agreed: what messages carry beside it once there is a job: what sites have agreed on before.
         minimum: sites that have to be there before a run begins; all of them, if not given. None have to be where a run
             goes on: some may have been retired.
         timeout: seconds that a site may take for one task.
@@ -53,6 +57,7 @@ class Flower:
 
     grid: Any
     greeting: Mapping[str, str] = field(default_factory=dict)
+    tell_agreed: Callable[[Job], Mapping[str, Any]] = lambda job: {}
     minimum: int | None = None
     timeout: float = 600.0
     patience: float = 1800.0
@@ -92,14 +97,31 @@ class Flower:
         self._refusals: dict[str, str] = {}
         self._opened = self._heard = time.monotonic()
         self._looked = -np.inf
+        self._assembled = False
+        # What sites have agreed on, and to how many rows each pads; and data that the model adds, which are here.
+        self._agreed: Mapping[str, Any] = {}
+        self._sizes: Mapping[int, int] = {}
+        self._own: Holder | None = None
 
     def open(self, job: Job, shards: Sequence[Any]) -> None:
         if not self._connected:
             self.connect(shards, job.names, job.model)
-        if len(shards) > len(self.peers):
-            raise InputError("Flower: this model adds a site of its own to a run, which federations do not have yet")
         self._like = prior_of(job.model, job.model.hyper)
+        self._agreed = self.tell_agreed(job)
+        if self._agreed:
+            # They have to look whether they can work that way.
+            for peer in (*self.peers, *self._newcomers.values()):
+                peer.ready, peer.not_before = False, 0.0
+            self._looked = -np.inf
         self._assemble()
+        counts = {site: peer.rows for site, peer in enumerate(self.peers) if peer.ready and peer.rows}
+        own = dict(enumerate(shards[len(self.peers) :], len(self.peers)))
+        if own:
+            self._own = Holder({}, job.names)
+            counts |= self._own.load(replace(job, reading=None), own)
+        self._sizes = agree_on_sizes(counts) if counts else {}
+        if self._own is not None:
+            self._own.prepare(self._sizes)
 
     def _assemble(self) -> None:
         """Wait for sites; the run needs some to begin with."""
@@ -116,18 +138,28 @@ class Flower:
                     f"only {ready_count} of at least {least} sites came within {self.patience:g} s: {missing}"
                 )
             self._look()
-        self._heard = time.monotonic()
+        self._heard, self._assembled = time.monotonic(), True
 
     def submit(self, tasks: Sequence[Task], at: float) -> None:
         now = time.monotonic()
+        own = [task for task in tasks if self._is_own(task.site)]
         wanted = []
         for task in tasks:
+            if self._is_own(task.site):
+                continue
             peer = self.peers[task.site]
             if peer.can_work:
                 wanted.append((Asked(peer, task, now), encode_task(task, self.compression)))
             else:
                 self._miss(peer)
         self._push(wanted)
+        if self._own is not None and own:
+            updates = complete_updates(own, self._own.worker.refine(own))
+            self._notices += [replace(update, finished_at=time.monotonic() - self._opened) for update in updates]
+
+    def _is_own(self, site: int) -> bool:
+        """Whether the data of a site are here, because the model adds it to the run."""
+        return self._own is not None and site in self._own.sources
 
     def _miss(self, peer: Peer) -> None:
         assert peer.site is not None
@@ -147,9 +179,17 @@ class Flower:
         for asked, payload in wanted:
             peer = asked.peer
             assert peer.node is not None
+            size = self._sizes.get(self._number(peer))
             asked.node = peer.node
             record = ConfigRecord(
-                {**self.greeting, "compression": self.compression, "site": self._number(peer), "payload": payload}
+                {
+                    **self.greeting,
+                    **self._agreed,
+                    **({} if size is None else {"capacity": size}),
+                    "compression": self.compression,
+                    "site": self._number(peer),
+                    "payload": payload,
+                }
             )
             messages.append(
                 Message(
@@ -182,8 +222,15 @@ class Flower:
                 return arrivals
 
     def _introduce(self) -> None:
-        """Tell the run of a site that was invited and can work, one at a time: it says so by `join`."""
+        """Tell the run of a site that was invited and can work, one at a time: it says so by `join`.
+
+        Whether it can work it has said itself, at its gate, under the recipe and what the others have agreed on.
+        """
         ready = [name for name, peer in self._newcomers.items() if peer.can_work]
+        if self._own is not None:
+            for name in ready:
+                self._newcomers[name].lost("cannot join: this model adds data of its own behind those of all sites")
+            return
         if ready and self._joining is None:
             self._joining = ready[0]
             self._notices.append(Notice(len(self.peers), "joined", self._joining))
@@ -265,17 +312,13 @@ class Flower:
             self._note_failure(asked, f"the answer to {asked.words} has no payload: {COMPARE}")
         elif len(payload) > self._largest(asked):
             self._note_failure(asked, f"the answer to {asked.words} is too long, {len(payload)} bytes: {COMPARE}")
-        elif problem := self._check_signature(asked, payload, record.get(SIGNATURE)):
+        elif self.notary is not None and (
+            problem := self.notary.check(peer.name, asked.kind, asked.version, payload, record.get(SIGNATURE))
+        ):
             self._note_failure(asked, problem)
         else:
             peer.bytes_up += len(payload)
             self._take(asked, peer, payload)
-
-    def _check_signature(self, asked: Asked, payload: bytes, signature: Any) -> str:
-        """What is wrong with it, if anybody wants to know."""
-        if self.notary is None:
-            return ""
-        return self.notary.check(asked.peer.name, asked.kind, asked.version, payload, signature)
 
     def _largest(self, asked: Asked) -> int:
         """How many bytes an answer may have."""
@@ -320,13 +363,23 @@ class Flower:
             self._notices.append(Notice(peer.site, "back"))
 
     def ask(self, question: Question | Mapping[int, Question]) -> dict[int, Answer]:
-        asked = address(question, len(self.peers))
+        mine = {} if self._own is None else self._own.sources
+        asked = address(question, len(self.peers) + len(mine))
         kind = type(next(iter(asked.values())))
+        if self._own is not None and mine.keys() & asked.keys():
+            here = answer_questions(self._own, {site: one for site, one in asked.items() if site in mine})
+            rest = {site: one for site, one in asked.items() if site not in mine}
+            return (self._ask_sites(kind, rest) if rest else {}) | here
+        return self._ask_sites(kind, asked)
+
+    def _ask_sites(self, kind: type[Question], asked: Mapping[int, Question]) -> dict[int, Answer]:
         # A federation's recipe names columns; and data may be added to where they are, so that names tell sites apart.
         if kind is q.ColumnNames:
             return dict.fromkeys(asked, q.ColumnNamesAnswer(None))
         if kind is q.Digest:
             return {site: q.DigestAnswer(self.peers[site].name) for site in asked}
+        if not self._assembled:
+            self._assemble()
         self._answers, self._refusals, now = {}, {}, time.monotonic()
         ready = {site: one for site, one in asked.items() if self.peers[site].can_work}
         self._push([(Asked(self.peers[site], one, now), encode_question(one)) for site, one in ready.items()])

@@ -15,12 +15,15 @@ from partita.foundation.network import split_address
 from partita.foundation.settings_files import SettingsFile, Table, read_settings_file
 from partita.server.rules.limits import Limits
 from partita.server.settings import Settings
+from partita.wire.base_recipe import SECTIONS as SHARED
+from partita.wire.base_recipe import BaseRecipe
 from partita.wire.messages import Compression
 from partita.wire.naming import check_site_names
-from partita.wire.recipe import Recipe
+from partita.wire.program_recipe import ProgramRecipe
+from partita.wire.recipes import read_recipe
 
 FEDERATION = "federation.toml"
-SECTIONS, KEYS = ("columns", "model", "solver", "schedule", "hyper", "limits", "server"), ("damping", "seed")
+SECTIONS, KEYS = (*SHARED, "schedule", "limits", "server"), ("damping", "seed")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class ServerFolder:
     """A server's folder, read."""
 
     path: Path
-    recipe: Recipe
+    recipe: BaseRecipe
     settings: Settings
     server: ServerSettings
 
@@ -121,17 +124,23 @@ def read_server(path: Path) -> ServerFolder:
     server = file.build("server", ServerSettings, tables["server"])
     folder = ServerFolder(path.resolve(), recipe, settings, server)
     # Said now rather than when all sites have come.
-    _ = recipe.model
+    if not isinstance(recipe, ProgramRecipe):
+        _ = recipe.settled
     for site in folder.sites:
         if not is_file(folder.public_key(site)):
             raise file.error("server", "sites", f"{site}: its public key is missing: {folder.public_key(site)}")
     return folder
 
 
-def read_plan(file: SettingsFile, tables: Table) -> tuple[Recipe, Settings]:
-    """What a server and its sites agree on; and how the run is done, which the server alone needs to know."""
-    schedule = read_schedule(file, tables)
-    recipe = Recipe.read(file, tables, schedule.waits, schedule.once)
+def read_plan(file: SettingsFile, tables: Table) -> tuple[BaseRecipe, Settings]:
+    """What a server and its sites agree on; and how the run is done, which the server alone needs to know.
+
+    Without a schedule, a formula and a program have rounds until nothing moves.
+    """
+    is_open = "schedule" not in tables and ("regression" in tables or "program" in tables)
+    schedule = None if is_open else read_schedule(file, tables)
+    waits, once = (True, False) if schedule is None else (schedule.waits, schedule.once)
+    recipe = read_recipe(file, tables, file.path.parent, waits, once)
     settings = Settings(
         solver=recipe.solver,
         schedule=schedule,

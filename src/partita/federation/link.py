@@ -23,6 +23,7 @@ from partita.foundation.keys import canonical_key, read_key
 from partita.foundation.network import split_address
 from partita.models import prior_of
 from partita.wire.messages import largest
+from partita.wire.recipe import Recipe
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -38,6 +39,8 @@ SEND, FETCH, RUN = "/v1/partita/send", "/v1/partita/fetch", "partita-run"
 HERE = "127.0.0.1"
 # The most bytes of a request that has no answer in it.
 LARGEST_HEAD = 2**20
+# The most of an answer, where it is not known yet how large the model is: 4,000 coefficients with all covariances.
+LARGEST_UNKNOWN = 2**27
 # Digits of a request's length.
 MOST_DIGITS = 15
 
@@ -228,10 +231,11 @@ def build_gate(folder: ServerFolder, port: int) -> Gate:
     """Flower's app behind the doors of a server's folder."""
     token = operator_token(read_key(folder.keys / "secret"))
     folder.members.check()
-    model = folder.recipe.model
+    model = folder.recipe.settled if isinstance(folder.recipe, Recipe) else None
+    most = LARGEST_UNKNOWN if model is None else largest(prior_of(model, model.hyper))
     app = flower_app(folder)
     post = Post(app.state.linkstate_factory.state())
-    return Gate(app, post, port, token, folder.members.current, largest(prior_of(model, model.hyper)))
+    return Gate(app, post, port, token, folder.members.current, most)
 
 
 def _listen(host: str, port: int) -> socket.socket:

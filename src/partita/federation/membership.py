@@ -3,6 +3,7 @@
 import base64
 import binascii
 import os
+import shutil
 from pathlib import Path
 
 from partita.errors import ConfigError, InputError, StorageError
@@ -22,6 +23,7 @@ from partita.foundation.keys import (
 from partita.foundation.locks import private_folder
 from partita.site.settings import SITE, site_file_text
 from partita.wire.naming import check_site_names
+from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.signing import Rotation
 
 
@@ -38,12 +40,14 @@ def invite(path: Path, site: str) -> str:
     for one in (made, public):
         if os.path.lexists(one):
             raise InputError(f"{one}: is in the way: an earlier attempt may have been cut off; delete it")
-    columns = folder.recipe.columns
     with private_folder(made):
         write_site_key(made / "site.key", public)
         replace_file(made / "ca.crt", read_key(folder.keys / "ca.crt"))
-        text = site_file_text(site, folder.server.address, columns.features, columns.target)
+        text = site_file_text(site, folder.server.address, folder.recipe.reads, None)
         replace_file(made / SITE, text.encode())
+        program = folder.recipe.wanted.file if isinstance(folder.recipe, ProgramRecipe) else None
+        if program is not None:
+            shutil.copyfile(folder.path / program, made / program)
     # From here on its key opens the door.
     Register(folder.public_keys).add("invited", site, key=show_key(read_public_key(public)))
     return f"{made}: carry it there, and delete it here; the site joins as soon as it is connected and can work"

@@ -1,23 +1,23 @@
 """The server's run: the ledger, over Flower, with its journal in the federation's folder."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from partita.engines.flower import Flower
 from partita.engines.peers import Peer
 from partita.errors import EngineError, PartitaError, Stalled
+from partita.federation.fits import run_recipe
 from partita.federation.folders import ServerFolder, read_server
 from partita.federation.messenger import LinkLost
 from partita.federation.signatures import Signatures
 from partita.federation.state import Requests, State, describe_peer, write_state
-from partita.fitting import fit
 from partita.foundation.keys import canonical_key
 from partita.foundation.locks import hold_lock, lock_holder
 from partita.foundation.logs import open_log
 from partita.foundation.plain import Row
 from partita.server.events import Event
+from partita.wire.naming import SiteNames
 from partita.wire.signing import RUN
 
 # Seconds that are waited for an earlier server, which is about to find out that it is not wanted any more.
@@ -29,6 +29,7 @@ class Reporter:
 
     def __init__(self, folder: ServerFolder, attempt: str):
         self._folder, self._attempt = folder, attempt
+        self._names = SiteNames(folder.sites)
         self._log = open_log(folder.run, "log")
         self._state: State = "waiting for sites"
         self._row: Row = {}
@@ -64,6 +65,10 @@ class Reporter:
             about = {"names": called, "refused": event.refused, "problems": event.problems}
             self._log.info("fold", extra={"row": {**row, **about, "quarantined": dict(event.quarantined)}})
         self.write()
+
+    def warn(self, words: str) -> None:
+        """What looks wrong in the tables of sites."""
+        self._log.warning("tables", extra={"row": {"problem": words}})
 
     def end(self, state: State, reason: str = "") -> None:
         self._state = state
@@ -110,7 +115,9 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
     engine = Flower(
         grid,
         {**folder.recipe.greeting, RUN: signatures.run},
-        minimum=0 if folder.has_run else server.minimum,
+        folder.recipe.tell_agreed,
+        # Before a run all sites have to be there whose tables are agreed on.
+        minimum=0 if folder.has_run else None if folder.recipe.settled is None else server.minimum,
         timeout=server.timeout,
         patience=server.patience,
         gather=server.gather,
@@ -121,13 +128,4 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
         watch=reporter.watch,
         notary=signatures,
     )
-    result = fit(
-        folder.recipe.model,
-        folder.sites,
-        replace(folder.settings, engine=engine),
-        run_dir=folder.run,
-        resume=True,
-        callbacks=[reporter],
-    )
-    # Whoever reads it has tables, not what the model makes of them.
-    replace(result, design=folder.recipe.columns.design).save(folder.result)
+    run_recipe(folder, engine, [reporter], reporter.warn)

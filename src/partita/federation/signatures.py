@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import CorruptStorage, MalformedUpdate, StorageError
+from partita.federation.agreements import find_model
 from partita.federation.folders import ServerFolder
 from partita.federation.state import read_run_names
 from partita.foundation.fields import fields, maybe, text, whole
@@ -170,13 +171,16 @@ class Verifier:
     """Goes through the updates in a server's journal, and finds out of each whether its site has signed it."""
 
     def __init__(self, folder: ServerFolder):
-        recipe = folder.recipe
+        model = find_model(folder)
         self._folder, self._path = folder, folder.run / SIGNATURES
         self._members = folder.members
-        self._run, self._recipe = name_run(folder.run), digest_recipe(pinned(recipe.text))
-        self._like = prior_of(recipe.model, recipe.model.hyper)
+        self._run, self._recipe = name_run(folder.run), digest_recipe(pinned(folder.recipe.text))
+        model = find_model(folder)
+        self._like = prior_of(model, model.hyper)
+        # Sites that the model has added to the run, whose updates are the server's own.
+        self._own = range(len(folder.sites), len(folder.sites) + len(model.own_shards))
         # Whether what sites send is what the journal has, or a message from which that follows.
-        chosen = folder.settings.choose(recipe.model)
+        chosen = folder.settings.choose(model)
         self._sends_factors = not chosen.solver.sends_message(chosen.expectation)
         # Whether the bytes that were sent can be made from the journal.
         self._is_whole = self._sends_factors and folder.server.compression == "none"
@@ -187,6 +191,9 @@ class Verifier:
         names = read_run_names(self._folder)
         for number, site, version, payload in read_update_payloads(self._folder.run, largest(self._like)):
             name = names[site] if site < len(names) else str(site)
+            if site in self._own:
+                yield Verdict(number, name, version, True, "the server's own: what the prior is beside a Gaussian")
+                continue
             fits, words = self._judge(name, site, version, payload)
             yield Verdict(number, name, version, fits, words)
 

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from partita.designs.design import Design
+from partita.designs.regressions import rebuild_model
 from partita.designs.responses import find_response
 from partita.designs.saving import pack_stored
 from partita.errors import InputError
@@ -21,7 +22,7 @@ from partita.formulas.comparison import Observed, check_same
 from partita.formulas.regression import Regression
 from partita.formulas.silos import Silos
 from partita.foundation.checks import check_positive, import_extra
-from partita.models import AbstractModel, NumPyroModel, from_numpyro
+from partita.models import AbstractModel, NumPyroModel
 from partita.result import Result
 from partita.server.schedules import Synchronous
 from partita.server.settings import Options, Settings
@@ -84,9 +85,9 @@ def regress(
     silos = Silos.of(sites, settings.engine)
     with with_progress(formula, callbacks, quiet) as callbacks, silos.connected() as connection:
         agreement = agree(connection, formula, family, weights, held_out, settings.seed)
-        agreement = _with_scales(agreement, prior_scale, noise_scale)
-        _say(agreement.design, quiet)
-        result = _run(silos, agreement, settings, run_dir, resume, callbacks)
+        agreement = give_scales(agreement, prior_scale, noise_scale)
+        tell_design(agreement.design, quiet)
+        result = run_agreed(silos, agreement, settings, run_dir, resume, callbacks)
     return Regression(agreement.reading, result, silos, agreement.counts, agreement.digest, agreement.two_valued)
 
 
@@ -95,12 +96,13 @@ def _check_share(held_out: float) -> None:
         raise InputError(f"held_out: expected a share of at least 0 and below 1, got {held_out}")
 
 
-def _with_scales(agreement: Agreement, prior_scale: float, noise_scale: float) -> Agreement:
+def give_scales(agreement: Agreement, prior_scale: float, noise_scale: float) -> Agreement:
+    """The same under a prior of these scales."""
     design = replace(agreement.design, prior_scale=prior_scale, noise_scale=noise_scale)
     return replace(agreement, reading=replace(agreement.reading, design=design))
 
 
-def _run(
+def run_agreed(
     silos: Silos,
     agreement: Agreement,
     settings: Settings,
@@ -138,7 +140,7 @@ def _choose_rounds(model: AbstractModel, settings: Settings) -> Settings:
     return replace(settings, schedule=Synchronous(rounds=ROUNDS, settled=SETTLED))
 
 
-def _say(design: Design, quiet: bool) -> None:
+def tell_design(design: Design, quiet: bool) -> None:
     """What people should know before a fit."""
     for words in design.advice:
         warnings.warn(words, stacklevel=3)
@@ -166,23 +168,6 @@ def check_comparable(
             check_same(observed[0], observed[-1])
 
 
-def _model(design: Design) -> AbstractModel:
-    features, intercept, grouped = len(design.names), design.intercept, design.group is not None
-    if not grouped and (features or intercept):
-        model = design.response.make_model(features, intercept, design.prior_scale, design.noise_scale)
-        if model is not None:
-            return model
-    return from_numpyro(_program(design), ("X", "group", "y"), local={"group": "group"} if grouped else None)
-
-
-def rebuild_model(design: Design) -> AbstractModel:
-    """The model of a design, for as many columns as it has: no row is looked at."""
-    model = _model(design)
-    if not isinstance(model, NumPyroModel):
-        return model
-    return model.sized((np.zeros((1, len(design.names))), np.zeros(1, np.int32), np.full(1, design.response.example)))
-
-
 def _start(design: Design, model: AbstractModel) -> Family | None:
     """Where the model starts; for counts with an intercept that gives their mean, because exponentials are steep."""
     if design.mean_count is None or not design.intercept:
@@ -192,28 +177,3 @@ def _start(design: Design, model: AbstractModel) -> Family | None:
     places = {latent.name: latent.start for latent in getattr(getattr(model, "layout", None), "latents", ())}
     location[places.get("intercept", -1)] = design.response.start_intercept(design.mean_count)
     return Gaussian.from_moments(location, start.covariance)
-
-
-def _program(design: Design) -> Any:
-    """The same regressions as a NumPyro program: with a negative binomial's size, noise, and groups."""
-    import jax.numpy as jnp
-    import numpyro
-    import numpyro.distributions as dist
-
-    response, intercept, grouped = design.response, design.intercept, design.group is not None
-    prior_scale, noise_scale = design.prior_scale, design.noise_scale
-
-    def program(X: Any, group: Any, y: Any) -> None:
-        f = jnp.zeros(X.shape[0])
-        if X.shape[1]:
-            weights = numpyro.sample("weights", dist.Normal(0, prior_scale).expand([X.shape[1]]).to_event(1))
-            f = X @ weights
-        if intercept:
-            f = f + numpyro.sample("intercept", dist.Normal(0, 10))
-        if grouped:
-            spread = numpyro.sample("spread", dist.HalfNormal(1))
-            with numpyro.plate("group", 1):
-                f = f + numpyro.sample("own", dist.Normal(0, spread))
-        numpyro.sample("y", response.distribution(f, noise_scale), obs=y)
-
-    return program

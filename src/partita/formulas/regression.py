@@ -11,6 +11,7 @@ import numpy as np
 
 from partita.designs.calibration import Draws, begin_random, predict_observations
 from partita.designs.design import Counts, Design, Reading
+from partita.designs.regressions import rebuild_model
 from partita.designs.responses import Sums
 from partita.designs.saving import unpack_stored
 from partita.errors import InputError, RunMismatch
@@ -114,8 +115,6 @@ class Regression:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """What `save` wrote: it predicts, but for calibration the data would be needed."""
-        from partita.formulas.fitting import rebuild_model
-
         arrays, about = read_arrays(path)
         if not isinstance(about.get("design"), dict) or "formula" not in about["design"]:
             raise RunMismatch(f"{path}: holds no regression: use partita.load, or its own load")

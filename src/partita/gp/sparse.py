@@ -22,10 +22,19 @@ from jax.scipy.linalg import solve_triangular
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, PerRow, Scalar
 from partita.gp.collapsed import Seen, integrate_out
-from partita.gp.kernels import Kernel, Params, join_params, select_params
-from partita.gp.likelihoods import Likelihood
-from partita.gp.shapes import Covariances, OutputByPlace, OutputByRow, PerPlace, PlaceByRow, Places, Square, Squares
 from partita.gp.whitened import cholesky, for_each, log_partition, moments, solve_half, weigh
+from partita.processes.kernels import Kernel, Params, join_params, select_params
+from partita.processes.likelihoods import Likelihood
+from partita.processes.shapes import (
+    Covariances,
+    OutputByPlace,
+    OutputByRow,
+    PerPlace,
+    PlaceByRow,
+    Places,
+    Square,
+    Squares,
+)
 
 
 class Factor(NamedTuple):

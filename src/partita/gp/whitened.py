@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from partita.foundation.shapes import Scalar
-from partita.gp.shapes import OutputByPlace, OutputByRow, PlaceByRow, Square, Squares, Stack
+from partita.processes.shapes import OutputByPlace, OutputByRow, PlaceByRow, Square, Squares, Stack
 
 
 def cholesky(K: Square) -> Square:

@@ -14,6 +14,7 @@ from partita.models.mixture import GaussianMixture
 from partita.models.network import Network
 from partita.models.own_likelihood import Model
 from partita.models.programs import NumPyroModel, from_numpyro
+from partita.models.sparse_process import SparseProcess
 from partita.models.topics import LatentDirichletAllocation
 
 REGISTRY: dict[str, type[AbstractModel]] = {
@@ -25,6 +26,7 @@ REGISTRY: dict[str, type[AbstractModel]] = {
     "softmax-regression": SoftmaxRegression,
     "heteroscedastic-regression": HeteroscedasticRegression,
     "network": Network,
+    "sparse-process": SparseProcess,
     "gaussian-mixture": GaussianMixture,
     "factor-analysis": FactorAnalysis,
     "latent-dirichlet-allocation": LatentDirichletAllocation,
@@ -50,6 +52,7 @@ __all__ = [
     "ProbitRegression",
     "RobustRegression",
     "SoftmaxRegression",
+    "SparseProcess",
     "Weighted",
     "check_like",
     "from_numpyro",

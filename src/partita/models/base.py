@@ -191,6 +191,10 @@ class Predictor(AbstractModel):
         """A function from a random key to f for every row, with θ ~ q. What all draws share is computed here, once."""
         return lambda key: self.predictors(q.sample(key), X)
 
+    def predictor_moments(self, q: Any, X: Array) -> tuple[Array, Array] | None:
+        """Mean and variance of f for every row, where f is Gaussian under q."""
+        return q.as_gaussian("predict").moments_along(X) if self.projected and q.is_gaussian else None
+
     @abstractmethod
     def response(self, f: Array) -> Array:
         """What is predicted at f: a probability, a rate, a mean; probabilities of all classes if there are several."""
@@ -319,6 +323,11 @@ def prior_shapes(model: AbstractModel, hyper: Hyper) -> Family:
     with precision(model.dtype):
         like = {name: np.asarray(v, model.dtype) for name, v in hyper.items()}
         return eqx.filter_eval_shape(model.prior, like)
+
+
+def count_numbers(prior: Family) -> int:
+    """How many numbers a density has, from it or from its shapes: as many as a site sends of it."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(prior))
 
 
 def count_parameters(model: AbstractModel, prior: Family) -> int:

@@ -36,7 +36,8 @@ def describe(regressions: Sequence[Regression], level: float = 0.95) -> Row:
         "spreads": first.spreads(level),
         "formulas": compare(regressions) if len(regressions) > 1 else [],
         "sites": first.contributions(),
-        "calibration": first.calibration(),
+        # Of a federation nobody is asked for it: the tables stay where they are.
+        "calibration": None if first.silos is None else first.calibration(),
     }
 
 
@@ -83,8 +84,6 @@ def _check(row: Row) -> None:
 def build_tables(row: Row) -> dict[str, Sequence[Row]]:
     """Captions and rows, in the order in which they are read."""
     percent = f"{100 * row['level']:g} %"
-    calibration = {name: value for name, value in row["calibration"].items() if name not in NOT_IN_TABLE}
-    inside = {f"in {100 * float(level):g} %": share for level, share in row["calibration"].get("inside", {}).items()}
     ratios = (RESPONSES[row["family"]].ratio, "ratio low", "ratio high")
     coefficients = [
         {name: format_ratio(value) if name in ratios else value for name, value in one.items()}
@@ -95,9 +94,15 @@ def build_tables(row: Row) -> dict[str, Sequence[Row]]:
         f"Spreads, with {percent} intervals": row["spreads"],
         "Formulas, by log evidence": row["formulas"],
         "Sites": row["sites"],
-        f"Calibration on {row['calibration']['on']}": [calibration | inside],
+        **({} if row["calibration"] is None else _tabulate_calibration(row["calibration"])),
     }
     return {caption: rows for caption, rows in found.items() if rows}
+
+
+def _tabulate_calibration(found: Row) -> dict[str, Sequence[Row]]:
+    shown = {name: value for name, value in found.items() if name not in NOT_IN_TABLE}
+    inside = {f"in {100 * float(level):g} %": share for level, share in found.get("inside", {}).items()}
+    return {f"Calibration on {found['on']}": [shown | inside]}
 
 
 def turn_into_regression(report: Report, row: Row) -> Report:
@@ -111,7 +116,7 @@ def read_findings(row: Row) -> Findings:
     return Findings(
         name="regression",
         contributions=[(one["site"], one["nats"] or 0.0) for one in row["sites"]],
-        calibration=_read_calibration(row["calibration"]),
+        calibration=None if row["calibration"] is None else _read_calibration(row["calibration"]),
         coefficients=_read_coefficients(row),
     )
 

@@ -11,7 +11,7 @@ from partita.foundation.fields import Check, anything, entries, fields, text, wh
 from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
 from partita.foundation.foreign import parse_object
 from partita.site.policy import UNCOUNTED, Policy
-from partita.wire.recipe import KEYS, SECTIONS
+from partita.wire.base_recipe import KEYS, SECTIONS
 
 # The parts of a recipe that decide what is read, and what leaves. When a server asks whom is its own affair.
 PINNED = (*SECTIONS, *KEYS)

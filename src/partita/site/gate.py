@@ -1,38 +1,33 @@
 """The gate of a federation's site: which questions of a server it answers, after its person and policy were asked."""
 
-import math
+import os
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import jax
-import numpy as np
+from typing import Any, Self
 
 from partita._version import __version__
 from partita.errors import EngineError, InputError, MalformedMessage, PolicyRefusal, StorageError
-from partita.families import Family
-from partita.foundation.csv_files import read_columns
+from partita.foundation.files import read_file, replace_file
 from partita.foundation.text import MOST_REASON, clean
-from partita.models import prior_of
-from partita.models.base import count_parameters, prior_shapes
-from partita.shards import agree_on_sizes
-from partita.site.answering import answer_questions
 from partita.site.audit import REFUSED, AuditLog, Reply
 from partita.site.consent import Consent, digest_recipe, pinned
-from partita.site.holder import Holder
+from partita.site.held import Held
 from partita.site.latest import keep_posterior
 from partita.site.policy import KINDS, Policy
-from partita.site.settings import SITE, SiteSettings, read_site
+from partita.site.settings import read_site
+from partita.wire.base_recipe import BaseRecipe
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import Compression, decode_task, encode_update
-from partita.wire.naming import SiteNames
 from partita.wire.questions import FOREIGN, QUESTIONS, Question
-from partita.wire.recipe import Columns, Recipe
+from partita.wire.recipe import Recipe
+from partita.wire.recipes import parse_recipe
 from partita.wire.tasks import Task
 
 # All that a server hears of what is wrong with a site's data or settings.
 CANNOT = "cannot answer; its own log says why"
+# Bytes of what digests are made with.
+SECRET = 32
 
 
 class Site:
@@ -47,9 +42,8 @@ class Site:
         self.folder, self._accepts = folder, accepts
         self._consent, self._audit = Consent(folder), AuditLog(folder / "run")
         self._known: tuple[Any, ...] = ()
-        self._holder: Holder | None = None
-        self._like: Family | None = None
-        self._recipe: Recipe | None = None
+        self._held: Held | None = None
+        self._recipe: BaseRecipe | None = None
         # What was wrong last, in words that stay here: they may quote the data.
         self.problem = ""
         # What was written down of the latest reply.
@@ -90,67 +84,93 @@ class Site:
             raise PolicyRefusal(
                 "answers", f"the server asks for {clean(kind)!r}, which no site of a federation answers"
             )
-        try:
-            number, payload = int(request["site"]), request["payload"]
-            if not isinstance(payload, bytes):
-                raise TypeError("the payload is not bytes")
-            text, digest, version = (str(request[name]) for name in ("recipe", "digest", "version"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
-        compression: Compression = "float16" if request.get("compression") == "float16" else "none"
-        holder, like, policy = self._ready(kind, number, text, digest, version)
+        asked = Asked.read(kind, request)
+        held, policy = self._ready(kind, asked)
         policy.check_kind(kind)
-        policy.check_compression(compression)
+        policy.check_compression(asked.compression)
         self._consent.count(kind, policy)
         if kind != "refine":
-            question = decode_question(kind, payload, like)
+            question = decode_question(kind, asked.payload, held.like)
             self._keep(request, question)
-            return encode_answer(type(question), answer_questions(holder, {number: question})[number]), None
-        task = decode_task(payload, like)
-        if task.site != number:
-            raise MalformedMessage(f"task: it is for site {task.site}, and this is site {number}")
+            return encode_answer(type(question), held.answer(question)), None
+        if held.like is None:
+            raise MalformedMessage("task: comes before sites have agreed on what is computed")
+        task = decode_task(asked.payload, held.like)
+        if task.site != asked.site:
+            raise MalformedMessage(f"task: it is for site {task.site}, and this is site {asked.site}")
         self._keep(request, task)
-        (update,) = holder.worker.refine([task])
-        return encode_update(update, compression), task.version
+        return encode_update(held.refine(task), asked.compression), task.version
 
     def _keep(self, request: dict[str, Any], sent: Task | Question) -> None:
         """Keep the posterior that was sent, for predictions here. Without it, the site answers all the same."""
-        assert self._recipe is not None
+        if not isinstance(self._recipe, Recipe):
+            return
         with suppress(StorageError):
             keep_posterior(self.folder / "run", self._recipe, str(request.get("run", "")), sent)
 
-    def _ready(self, kind: str, number: int, text: str, digest: str, version: str) -> tuple[Holder, Family, Policy]:
-        """The data, ready for a question of this kind, with what densities are like, and the policy."""
+    def _ready(self, kind: str, asked: "Asked") -> tuple[Held, Policy]:
+        """The data, ready for a question of this kind; and the policy."""
         settings = read_site(self.folder)
-        _check_version(version)
-        self._consent.check(text, self._accepts)
-        known = (number, text, digest, version, settings, _stamp(settings.data))
-        recipe, policy = Recipe.parse(text), settings.policy
-        if kind in KINDS and kind not in ("refine", *recipe.questions):
-            raise PolicyRefusal("answers", f"the server asks for {kind!r}, for which the approved recipe has no use")
-        if self._holder is None or known != self._known:
-            self._holder = None
-            check_recipe(recipe, settings)
-            _check_digest(recipe, digest)
-            like = prior_of(recipe.model, recipe.model.hyper)
-            table = read_table(settings, recipe.columns)
-            parameters = count_parameters(recipe.model, like)
-            policy.check_rows(len(table[0]), parameters)
-            policy.check_cells(
-                dict(zip(recipe.columns.names, np.column_stack(table).T, strict=True)),
-                [str(recipe.columns.target)] if recipe.columns.classes > 2 else [],
-            )
-            names = SiteNames((settings.name,), number)
-            holder = Holder({number: table if recipe.model.takes_target else table[0]}, names, recipe.model)
-            with names.told():
-                counts = holder.load(replace(recipe.job, names=names), {})
-                # Rows without anything, such as documents without words, do not count.
-                policy.check_rows(counts[number], parameters)
-                holder.prepare(agree_on_sizes(counts))
-            self._holder, self._like, self._recipe = holder, like, recipe
+        _check_version(asked.version)
+        self._consent.check(asked.recipe, self._accepts)
+        known = (asked.site, asked.recipe, settings, _stamp(settings.data))
+        if self._held is None or known != self._known:
+            self._held, self._recipe = None, parse_recipe(asked.recipe, self.folder)
             self._known = known
-        assert self._like is not None
-        return self._holder, self._like, policy
+        assert self._recipe is not None
+        if kind in KINDS and kind not in ("refine", *self._recipe.questions):
+            raise PolicyRefusal("answers", f"the server asks for {kind!r}, for which the approved recipe has no use")
+        if self._held is None:
+            self._held = Held(self._recipe, settings, asked.site, read_secret(self.folder / "run"))
+        self._held.open(asked.agreed, asked.digest, asked.capacity)
+        return self._held, settings.policy
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a message to a site says, beside its kind: read as what it has to be, and not believed."""
+
+    site: int
+    payload: bytes
+    recipe: str
+    version: str
+    # Of what is computed, and what sites have agreed on: from when that is known.
+    digest: str | None
+    agreed: bytes | None
+    # To how many rows shards of all sites are padded.
+    capacity: int | None
+    compression: Compression
+
+    @classmethod
+    def read(cls, kind: str, request: dict[str, Any]) -> Self:
+        try:
+            payload, agreed = request["payload"], request.get("agreed")
+            if not isinstance(payload, bytes) or not isinstance(agreed, bytes | None):
+                raise TypeError("the payload is not bytes")
+            digest, capacity = request.get("digest"), request.get("capacity")
+            return cls(
+                int(request["site"]),
+                payload,
+                str(request["recipe"]),
+                str(request["version"]),
+                None if digest is None else str(digest),
+                agreed,
+                None if capacity is None else int(capacity),
+                "float16" if request.get("compression") == "float16" else "none",
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedMessage(f"{kind}: cannot be read: {error!r}") from None
+
+
+def read_secret(run: Path) -> bytes:
+    """What this site makes digests of its data with, and tells nobody; made, if there is none yet."""
+    path = run / "secret"
+    try:
+        return read_file(path, SECRET)
+    except FileNotFoundError:
+        secret = os.urandom(SECRET)
+        replace_file(path, secret)
+        return secret
 
 
 def _digest_of(request: dict[str, Any]) -> str:
@@ -159,16 +179,6 @@ def _digest_of(request: dict[str, Any]) -> str:
         return digest_recipe(pinned(str(request["recipe"])))
     except (KeyError, MalformedMessage):
         return ""
-
-
-def check_recipe(recipe: Recipe, settings: SiteSettings) -> None:
-    """Check a recipe against a site's policy, as far as that is possible without its data."""
-    names = recipe.columns.names
-    settings.policy.check_columns({name: settings.columns.get(name, name) for name in names})
-    settings.policy.check_model(recipe.model_choice.name)
-    # By shapes alone: a model that is too large must not be made to find that out.
-    shapes = prior_shapes(recipe.model, recipe.model.hyper)
-    settings.policy.check_parameters(sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)))
 
 
 def _words_for_the_server(error: Exception, problem: str) -> str:
@@ -185,14 +195,6 @@ def _check_version(version: str) -> None:
         )
 
 
-def _check_digest(recipe: Recipe, digest: str) -> None:
-    if recipe.digest != digest:
-        raise EngineError(
-            "this site builds another model from the server's settings: "
-            "compare the versions of Python and Partita on both sides"
-        )
-
-
 def _stamp(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
@@ -201,13 +203,3 @@ def _stamp(path: Path) -> tuple[int, int]:
             f"{path}: {getattr(error, 'strerror', error)}: put the data there, or change `data` in site.toml"
         ) from None
     return found.st_mtime_ns, found.st_size
-
-
-def read_table(settings: SiteSettings, columns: Columns) -> tuple[np.ndarray, ...]:
-    """This site's features, scaled as everybody's are; and the target, if there is one."""
-    unknown = sorted(set(settings.columns) - set(columns.names))
-    if unknown:
-        raise InputError(f"{settings.path / SITE}: [columns] {unknown[0]}: the federation has no such column")
-    _, table = read_columns(settings.data, [settings.columns.get(name, name) for name in columns.names])
-    X, *target = np.split(table, [len(columns.features)], axis=1)
-    return columns.scale_rows(X), *(column[:, 0] for column in target if column.size)

@@ -7,7 +7,7 @@ from partita.designs.design import Design, Reading
 from partita.designs.saving import pack_terms
 from partita.errors import EngineError, PartitaError, ShardError, reason
 from partita.models import AbstractModel
-from partita.shards import Shard, padded
+from partita.shards import Shard, padded, unpadded
 from partita.site.columns import arrange_shard
 from partita.site.reading import SiteRows, part_rows, read_rows, scale_rows, weigh_table
 from partita.site.worker import Worker
@@ -25,12 +25,19 @@ class Holder:
         sources: where each site's data come from, by its number.
         names: what sites are called.
         model: whose data they are, as far as that is known before sites are asked.
+        secret: what digests of data are made with, where they are not to be found out by trying.
     """
 
-    def __init__(self, sources: Mapping[int, Any], names: SiteNames | None = None, model: AbstractModel | None = None):
+    def __init__(
+        self,
+        sources: Mapping[int, Any],
+        names: SiteNames | None = None,
+        model: AbstractModel | None = None,
+        secret: bytes = b"",
+    ):
         self.sources = dict(sources)
         self.names = SiteNames() if names is None else names
-        self.model = model
+        self.model, self.secret = model, secret
         self._raw: dict[int, Any] = {}
         self._tables: dict[int, tuple[str | None, Any]] = {}
         self._rows: dict[int, tuple[Any, SiteRows]] = {}
@@ -96,11 +103,19 @@ class Holder:
             return arrange_shard(site, self.raw(site), job.columns)
         fitted, _ = self.parts(site, job.reading)
         first = job.reading.first_groups
-        return scale_rows(fitted, job.reading.design, first[site] if first else None)
+        # Of a site that came later than others, groups are counted from 0: they meet no others here.
+        number = None if not first else first[site] if site < len(first) else 0
+        return scale_rows(fitted, job.reading.design, number)
 
     def prepare(self, sizes: Mapping[int, int]) -> None:
-        """Pad to what all sites of the run have agreed on."""
-        shards = {site: padded(shard, sizes[site]) for site, shard in self._shards.items()}
+        """Pad to what all sites of the run have agreed on; anew, if that has changed since data were loaded."""
+        found = self._shards
+        if not found:
+            shards = self.worker.shards
+            if all(shard.capacity == sizes[site] for site, shard in shards.items()):
+                return
+            found = {site: unpadded(shard) for site, shard in shards.items()}
+        shards = {site: padded(shard, sizes[site]) for site, shard in found.items()}
         self._worker, self._shards = Worker(self._job, shards), {}
 
 

@@ -17,6 +17,7 @@ from partita.site.consent import LONGEST, digest_recipe, pinned
 from partita.wire.messages import name_leaves, read_density
 from partita.wire.questions import Evaluate, Question
 from partita.wire.recipe import Recipe
+from partita.wire.recipes import parse_recipe
 from partita.wire.tasks import Task
 
 FILE = "posterior.safetensors"
@@ -102,7 +103,9 @@ def read_posterior(folder: Path) -> Latest:
     arrays, about = read_arrays(path)
     with doubted(path):
         ABOUT(about, FILE)
-        recipe = Recipe.parse(about["recipe"])
+        recipe = parse_recipe(about["recipe"], folder.parent)
+        if not isinstance(recipe, Recipe):
+            raise ValueError("is of a recipe that predicts nowhere but at the server")
         if digest_recipe(pinned(recipe.text)) != about["recipe_digest"]:
             raise CorruptStorage(f"{path}: its recipe is not the one that it names")
         if recipe.digest != about["model_digest"]:

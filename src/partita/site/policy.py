@@ -1,7 +1,9 @@
 """What a site is willing to answer, however the server asks; the limits are in the site's own file."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +16,14 @@ from partita.foundation.text import clean
 KINDS = ("about", "refine", "evaluate", "levels", "rows", "moments", "products", "layout", "groups")
 # What is not counted: whoever asks how a site is asks again and again.
 UNCOUNTED = ("about",)
+
+
+class Cells(NamedTuple):
+    """A column whose values are counted: all of them if they are classes or levels, else if there are two of them."""
+
+    name: str
+    values: np.ndarray
+    are_classes: bool
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Policy:
 
     columns: tuple[str, ...] | None = None
     models: tuple[str, ...] | None = None
-    answers: tuple[str, ...] = ("about", "refine", "evaluate")
+    answers: tuple[str, ...] = KINDS
     compression: bool = True
     fewest_rows: int = 10
     fewest_per_cell: int = 3
@@ -76,38 +86,68 @@ class Policy:
 
     def check_parameters(self, number: int) -> None:
         if number > self.most_parameters:
-            raise _refuse(
+            raise PolicyRefusal(
                 "most_parameters",
                 f"the model has {number} natural parameters, and the policy allows {self.most_parameters}",
+                f"write most_parameters = {number} in [policy] of site.toml, if that is right",
             )
 
-    def check_rows(self, rows: int, parameters: int) -> None:
-        """Check the number of rows of the table, by itself and beside that of the parameters that are learnt."""
+    def check_rows(self, rows: int) -> None:
+        """Check the number of rows of the table."""
         # Without the number: what is said here ends in logs, and at the server.
         if rows < self.fewest_rows:
             raise PolicyRefusal(
                 "fewest_rows",
                 f"the table has fewer rows than the policy asks for (fewest_rows = {self.fewest_rows})",
             )
+
+    def check_parameters_per_row(self, parameters: int, rows: int) -> None:
+        """Check the number of parameters that are learnt beside that of the rows of the table."""
         if parameters > self.most_parameters_per_row * rows:
-            raise _refuse(
+            raise PolicyRefusal(
                 "most_parameters_per_row",
                 f"the model learns {parameters} parameters, more than the policy allows for this site's rows "
                 f"(most_parameters_per_row = {self.most_parameters_per_row:g})",
+                f"take at least {math.ceil(parameters / self.most_parameters_per_row)} rows, or write {parameters} "
+                "divided by the number of your rows, rounded up, as most_parameters_per_row in [policy] of site.toml, "
+                "if that is right",
             )
 
-    def check_cells(self, table: Mapping[str, np.ndarray], classes: Sequence[str]) -> None:
+    def check_cells(self, columns: Iterable[Cells]) -> None:
         """Check how many rows have the same value, of columns with two values, and of those that hold classes."""
-        for name, values in table.items():
+        for name, values, are_classes in columns:
             # As models see them: what rounding tells apart is one value.
             with np.errstate(over="ignore"):
                 counts = np.unique(np.asarray(values, np.float32), return_counts=True)[1]
-            if (len(counts) == 2 or name in classes) and counts.min() < self.fewest_per_cell:
+            if (len(counts) == 2 or (are_classes and len(counts))) and counts.min() < self.fewest_per_cell:
                 raise _refuse(
                     "fewest_per_cell",
                     f"too few rows have one of the values of the column {clean(name)!r} "
                     f"(fewest_per_cell = {self.fewest_per_cell})",
                 )
+
+    def check_terms(self, columns: np.ndarray) -> None:
+        """The same of what a formula makes of columns: how many rows have one of two values of a term. No term is
+        named, because its name has that of a level in it.
+        """
+        if not len(columns):
+            return
+        low, high = columns.min(axis=0), columns.max(axis=0)
+        is_low, is_high = columns == low, columns == high
+        two_valued = np.all(is_low | is_high, axis=0) & (low < high)
+        if np.any(np.minimum(is_low.sum(axis=0), is_high.sum(axis=0))[two_valued] < self.fewest_per_cell):
+            raise _refuse(
+                "fewest_per_cell",
+                "too few of the complete rows have one of the values of a term of the formula "
+                f"(fewest_per_cell = {self.fewest_per_cell})",
+            )
+
+    def check_groups(self, groups: int | None) -> None:
+        """Check how many groups there are: with two, what is learnt of their spread is the difference of two groups."""
+        if groups is not None and 1 < groups < self.fewest_per_cell:
+            raise _refuse(
+                "fewest_per_cell", f"there are too few groups of rows (fewest_per_cell = {self.fewest_per_cell})"
+            )
 
 
 def _refuse(key: str, told: str) -> PolicyRefusal:

@@ -42,9 +42,12 @@ class SiteRows:
         group = None if self.group is None else self.group[chosen]
         return SiteRows(self.X[chosen], self.y[chosen], group, self.missing)
 
-    def digest(self, name: str) -> str:
-        """What was observed at a site of this name, to tell it from other observations."""
-        digest = hashlib.sha256(f"{name}:{len(self.y)}:".encode())
+    def digest(self, name: str, secret: bytes = b"") -> str:
+        """What was observed at a site of this name, to tell it from other observations.
+
+        With a secret: whoever knows what may have been observed, as a few zeros and ones, could try all of it.
+        """
+        digest = hashlib.sha256(secret + f"{name}:{len(self.y)}:".encode())
         digest.update(np.ascontiguousarray(self.y, "<f8").tobytes())
         return digest.hexdigest()
 

@@ -157,11 +157,14 @@ def conform(kept: Any, columns: Mapping[str, Column]) -> Any:
     """Rows with columns as agreed."""
     import pandas
 
-    return pandas.DataFrame(
-        {
-            name: kept[name].astype(float)
-            if column.levels is None
-            else pandas.Categorical(to_text(kept[name]), categories=list(column.levels))
-            for name, column in columns.items()
-        }
-    )
+    found = {}
+    for name, column in columns.items():
+        if column.levels is None:
+            found[name] = kept[name].astype(float)
+            continue
+        text = to_text(kept[name])
+        if not set(text) <= set(column.levels):
+            # Or such rows would be taken for ones of the first level.
+            raise InputError(f"column {name!r}: has levels that sites have not agreed on: leave such rows out")
+        found[name] = pandas.Categorical(text, categories=list(column.levels))
+    return pandas.DataFrame(found)

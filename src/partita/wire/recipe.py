@@ -1,41 +1,27 @@
-"""What a server and its sites have to agree on: columns, model, solver. Sites are told it with every message.
+"""What a server and its sites have to agree on: columns, model, solver. Sites are told it with every message."""
 
-Schedule, damping and how hyperparameters are learnt are the server's own affair. What sites have to know of them is
-here too: whether they send their share of the hyperparameters' gradient, whether a round waits for all, and whether
-every site is asked only once, which decides what solver is chosen where none is named.
-"""
-
-import hashlib
 import inspect
 import json
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
 
 import numpy as np
 from msgspec import Meta
 
-from partita._version import __version__
-from partita.errors import ConfigError, InputError, MalformedMessage
-from partita.expectations import choose
+from partita.errors import ConfigError, InputError
 from partita.foundation.checks import check_count, is_number
-from partita.foundation.descriptions import describe
-from partita.foundation.foreign import parse_object
 from partita.foundation.plain import Row
 from partita.foundation.settings_files import SettingsFile, Table, without_name
 from partita.models import REGISTRY as MODELS
-from partita.models import AbstractModel, prior_of
+from partita.models import AbstractModel
 from partita.solvers import REGISTRY as SOLVERS
 from partita.solvers import Solver
-from partita.solvers.choice import choose_solver
+from partita.wire.agreed import Agreed
+from partita.wire.base_recipe import BaseRecipe, write_text
 from partita.wire.job import Job
-from partita.wire.naming import SiteNames
-from partita.wire.questions import About, Evaluate
+from partita.wire.questions import About, Evaluate, Question
 
-# Sections and keys of a federation's file that sites are told as they stand there. Of [hyper] they only read whether it
-# is there; the person of a site is shown all of it.
-SECTIONS, KEYS = ("columns", "model", "solver", "hyper"), ("seed",)
 # More classes than anybody's labels have.
 MOST_CLASSES = 1_000_000
 # Settings of models that follow from the data, or that a file cannot hold.
@@ -158,17 +144,11 @@ def read_seed(file: SettingsFile, tables: Table) -> int:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """All that has to be the same at the server and at every site; `text` is how it travels."""
+class Recipe(BaseRecipe):
+    """A model of the registry, and columns of numbers that it takes as they are."""
 
-    text: str
     columns: Columns
     model_choice: ModelChoice
-    solver: Solver | None
-    seed: int
-    learns_hyper: bool
-    waits: bool = True
-    once: bool = False
 
     @classmethod
     def read(cls, file: SettingsFile, tables: Table, waits: bool = True, once: bool = False) -> Self:
@@ -180,43 +160,30 @@ class Recipe:
             waits: whether a round waits for all who were asked.
             once: whether every site is asked only once.
         """
-        shared = {name: tables[name] for name in (*SECTIONS, *KEYS) if name in tables}
-        file.check_sections(shared, SECTIONS, KEYS)
-        try:
-            text = json.dumps({**shared, "waits": waits, "once": once}, sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{file.path}: dates and numbers that are not finite cannot be used") from None
-        columns, model_choice = (
-            Columns.read(file, shared.get("columns", {})),
-            ModelChoice.read(file, shared.get("model", {})),
-        )
+        columns = Columns.read(file, tables.get("columns", {}))
+        model_choice = ModelChoice.read(file, tables.get("model", {}))
         check_target(file, columns, model_choice)
         return cls(
-            text=text,
+            text=write_text(file, tables, waits, once),
             columns=columns,
             model_choice=model_choice,
-            solver=read_solver(file, shared),
-            seed=read_seed(file, shared),
-            learns_hyper="hyper" in shared,
+            solver=read_solver(file, tables),
+            seed=read_seed(file, tables),
+            learns_hyper="hyper" in tables,
             waits=waits,
             once=once,
         )
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read a recipe from what a message carries; what else it may hold is not looked at."""
-        try:
-            tables = parse_object(text)
-        except ValueError as error:
-            raise MalformedMessage(f"recipe: cannot be read: {error}") from None
-        waits, once = tables.get("waits", True), tables.get("once", False)
-        if not isinstance(waits, bool) or not isinstance(once, bool):
-            raise MalformedMessage("recipe: cannot be read: `waits` and `once` have to be true or false")
-        return cls.read(SettingsFile(Path("the server's settings")), tables, waits, once)
+    @property
+    def name(self) -> str:
+        return self.model_choice.name
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.columns.names
 
     @property
     def questions(self) -> tuple[str, ...]:
-        """What a server has to ask beside tasks."""
         return (About.name, Evaluate.name)
 
     @cached_property
@@ -224,19 +191,18 @@ class Recipe:
         # Models take their size from data; this is a row as every site has them.
         return self.model_choice.build(np.zeros((1, len(self.columns.features))), np.array([self.columns.classes - 1]))
 
+    def check_question(self, question: Question) -> None:
+        """None of its questions names columns or rows."""
+
+    def begin(self, agreed: Agreed | None) -> AbstractModel:
+        return self.model
+
     @cached_property
     def job(self) -> Job:
         """What sites need to know before their first task."""
-        expectation = choose(self.model, prior_of(self.model, self.model.hyper), None)
-        solver = choose_solver(expectation, self.solver, once=self.once)
-        return Job(self.model, solver, expectation, self.seed, self.learns_hyper, self.waits, SiteNames())
+        return self.job_of(self.model)
 
     @cached_property
     def digest(self) -> str:
-        """Tells whether two sides compute the same: a digest of the model and the solver that this code builds."""
-        return hashlib.sha256(json.dumps(describe(self.job), sort_keys=True).encode()).hexdigest()
-
-    @property
-    def greeting(self) -> dict[str, str]:
-        """What messages carry, so that a site can build the model and find out whether it is the same one."""
-        return {"recipe": self.text, "digest": self.digest, "version": __version__}
+        """Tells whether two sides compute the same."""
+        return self.digest_of(self.model)

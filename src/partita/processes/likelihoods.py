@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partita.errors import InputError
+from partita.errors import InputError, MissingCapability
 from partita.foundation import fields as checks
 from partita.foundation.checks import check_one_of, check_positive
 from partita.foundation.points import hermite
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Scalar
-from partita.gp.shapes import Values
+from partita.processes.shapes import Values
 
 LOG_2PI = math.log(2 * math.pi)
 POINTS = 40
@@ -89,6 +89,10 @@ class Likelihood:
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """y ~ p(y | f)."""
 
+    def sample(self, params: Params, f: Values, key: Array) -> Values:
+        """The same inside compiled programs, for intervals."""
+        raise MissingCapability(f"{type(self).__name__} does not draw targets inside compiled programs")
+
 
 @dataclass(frozen=True)
 class Normal(Likelihood):
@@ -120,6 +124,9 @@ class Normal(Likelihood):
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return f + float(params["noise"]) * generator.standard_normal(f.shape)
 
+    def sample(self, params: Params, f: Values, key: Array) -> Values:
+        return f + params["noise"] * jax.random.normal(key, f.shape, f.dtype)
+
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
@@ -137,6 +144,9 @@ class Bernoulli(Likelihood):
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return (generator.random(f.shape) < np.asarray(self.moments(params, f)[0])).astype(float)
+
+    def sample(self, params: Params, f: Values, key: Array) -> Values:
+        return jax.random.bernoulli(key, self.moments(params, f)[0]).astype(f.dtype)
 
 
 class Probit(Bernoulli):
@@ -177,6 +187,9 @@ class Poisson(Likelihood):
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         counts: np.ndarray = generator.poisson(np.exp(f))
         return counts.astype(float)
+
+    def sample(self, params: Params, f: Values, key: Array) -> Values:
+        return jax.random.poisson(key, jnp.exp(f), f.shape).astype(f.dtype)
 
 
 @dataclass(frozen=True)
@@ -219,6 +232,9 @@ class StudentT(Likelihood):
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return f + float(params["noise"]) * generator.standard_t(self.freedom, f.shape)
 
+    def sample(self, params: Params, f: Values, key: Array) -> Values:
+        return f + params["noise"] * jax.random.t(key, self.freedom, f.shape, f.dtype)
+
 
 @dataclass(frozen=True)
 class Volatility(Likelihood):
@@ -240,6 +256,9 @@ class Volatility(Likelihood):
 
     def draw(self, params: Params, f: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return float(params["noise"]) * np.exp(f / 2) * generator.standard_normal(f.shape)
+
+    def sample(self, params: Params, f: Values, key: Array) -> Values:
+        return params["noise"] * jnp.exp(f / 2) * jax.random.normal(key, f.shape, f.dtype)
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {

@@ -1,0 +1,1 @@
+"""What Gaussian processes are made of: kernels, and likelihoods of one latent value."""
