@@ -8,7 +8,8 @@ from typing import Any
 from partita.config import Config, build_model, feature_names, load_data, read_config
 from partita.datasets import split
 from partita.errors import StorageError
-from partita.federation.folders import FEDERATION, read_server
+from partita.federation.folders import read_server
+from partita.federation.greeting import FEDERATION
 from partita.federation.state import read_run_names
 from partita.fitting import fit
 from partita.formulas import regress

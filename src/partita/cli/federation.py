@@ -9,6 +9,7 @@ import typer
 from partita.cli.options import Quiet
 from partita.cli.site import SiteFolder, approve, predict, site_commands
 from partita.errors import InputError
+from partita.foundation.text import MOST_REASON, clean
 
 federation = typer.Typer()
 federation.add_typer(site_commands, name="site")
@@ -110,14 +111,15 @@ def resume(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: 
 
 
 def _serve(folder: Path, resume: bool, metrics: int | None, quiet: bool, json: bool) -> None:
+    from partita.federation.greeting import describe_start
+
+    # What is imported below takes seconds.
+    if not quiet and not json and (words := describe_start(folder)):
+        typer.echo(clean(words, MOST_REASON), err=True)
     from partita.federation.serving import EXIT_CODES, Watch, describe_end, open_server, run_server
     from partita.foundation.plain import to_json
 
     server = open_server(folder, resume)
-    if not quiet and not json:
-        typer.echo(
-            f"server at {server.server.address}, for {', '.join(server.members.names)}; Ctrl-C ends it", err=True
-        )
     with Watch(quiet, _echo_at_once if json else None) as watch:
         state = run_server(server, watch, metrics)
     if json:

@@ -10,7 +10,8 @@ from typing import Any
 from partita.designs.language import parse
 from partita.designs.responses import find_response
 from partita.errors import InputError
-from partita.federation.folders import FEDERATION, read_server
+from partita.federation.folders import read_server
+from partita.federation.greeting import FEDERATION
 from partita.foundation.checks import import_extra
 from partita.foundation.keys import write_certificates, write_secret, write_site_key
 from partita.foundation.locks import private_folder
