@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import partita as pt
@@ -530,3 +531,36 @@ def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
     assert not ours.site("b")["ready"]
     assert intruder.poll() is None or intruder.returncode == 2
     assert distance(ours.result().posterior, in_process(60, SHARDS[:1]).posterior) < 1e-3
+
+
+def test_a_formula_across_the_wall_is_the_same_as_in_one_process_between_real_processes(tmp_path):
+    """As a new user would: tables with levels that one site lacks, and cells that are missing."""
+    generator = np.random.default_rng(0)
+    tables = {}
+    for site, wards in (("a", ("east", "west", "south")), ("b", ("west", "east"))):
+        ward, age = np.resize(wards, 60), generator.normal(50, 10, 60)
+        ill = generator.random(60) < 1 / (1 + np.exp(-0.1 * (age - 50) - (ward == "west")))
+        tables[site] = pd.DataFrame({"age": age, "ward": ward, "ill": np.where(ill, "yes", "no")})
+        tables[site].loc[7, "age"] = np.nan
+    ours = Federation.__new__(Federation)
+    ours.folder, ours.started = tmp_path / "federation", {}
+    ours.address = f"127.0.0.1:{free_port()}"
+    formula = "ill ~ age + C(ward)"
+    ours.command("new-federation", ours.folder, "--sites", "a,b", "--address", ours.address,
+                 "--formula", formula, "--family", "bernoulli")  # fmt: skip
+    for site, table in tables.items():
+        table.to_csv(ours.site_folder(site) / "data.csv", index=False)
+    try:
+        ours.start_sites("a", "b")
+        serve = ours.start("serve", "serve", ours.folder)
+        assert serve.wait(240) == 0, ours.log("serve")
+        here = pt.Regression.load(ours.folder / "run" / "result.safetensors")
+        there = pt.regress(formula, tables, family="bernoulli", quiet=True)
+        for one, other in zip(here.coefficients(), there.coefficients(), strict=True):
+            assert one["name"] == other["name"]
+            np.testing.assert_allclose([one["mean"], one["sd"]], [other["mean"], other["sd"]], rtol=1e-8)
+        np.testing.assert_allclose(here.predict(tables["a"]), there.predict(tables["a"]), rtol=1e-8)
+        assert "C(ward)[T.west]" in ours.command("report", ours.folder) + (ours.folder / "report.html").read_text()
+        ours.command("verify", ours.folder)
+    finally:
+        ours.close()
