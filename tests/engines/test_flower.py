@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import partita as pt
@@ -51,10 +52,11 @@ def distance(first, second):
 class Federation:
     """A folder with everything, and the processes that were started in it."""
 
-    def __init__(self, folder, rounds, **settings):
+    def __init__(self, folder, rounds, shards=None, **settings):
         self.folder, self.started = folder, {}
+        shards = shards or dict(zip(SITES, SHARDS, strict=True))
         self.address = f"127.0.0.1:{free_port()}"
-        self.command("new-federation", folder, "--sites", ",".join(SITES), "--address", self.address,
+        self.command("new-federation", folder, "--sites", ",".join(shards), "--address", self.address,
                      "--features", ",".join(COLUMNS), "--target", "y")  # fmt: skip
         file = folder / "federation.toml"
         text = file.read_text().replace("rounds = 20", f"rounds = {rounds}")
@@ -62,7 +64,7 @@ class Federation:
             lines = [line for line in text.splitlines() if not line.startswith((f"{name} =", f"# {name} ="))]
             text = "\n".join(lines).replace("[server]", f"[server]\n{name} = {value}") + "\n"
         file.write_text(text)
-        for site, (inputs, targets) in zip(SITES, SHARDS, strict=True):
+        for site, (inputs, targets) in shards.items():
             self.write_data(site, inputs, targets)
 
     def site_folder(self, site):
@@ -136,8 +138,8 @@ def children(parent):
 def federation(tmp_path):
     opened = []
 
-    def make(rounds, **settings):
-        opened.append(Federation(tmp_path / "federation", rounds, **settings))
+    def make(rounds, shards=None, **settings):
+        opened.append(Federation(tmp_path / "federation", rounds, shards, **settings))
         return opened[-1]
 
     yield make
@@ -293,6 +295,15 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
         metrics = answer.read().decode()
     assert "partita_serving 1.0\n" in metrics
     assert 'partita_site_ready{site="b"} 1.0\n' in metrics
+    # Flower's SuperLink by itself: it knows nothing when it is back, and the run goes on from its journal.
+    link = next(
+        child
+        for child in children(ours.started["serve"].pid)
+        if b"partita.federation.link" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    before = ours.status()
+    os.kill(link, signal.SIGKILL)
+    ours.until(lambda: ours.status()["attempt"] != before["attempt"] and ours.version() > before["version"])
     ours.kill_server()
     assert ours.status()["state"] == "stopped"
     # A site predicts by itself, without the server and without its own process.
@@ -327,6 +338,43 @@ def test_a_server_that_is_killed_resumes_and_ends_as_in_process(federation):
     ours.start("serve", "resume", ours.folder)
     assert ours.started["serve"].wait(300) == 0
     assert distance(ours.result().posterior, in_process(401).posterior) < 1e-9
+
+
+MANY = """
+import sys, threading
+from pathlib import Path
+from partita.foundation.signals import notice_signals
+from partita.site.gate import Site
+from partita.site.process import keep_connected
+from partita.site.settings import read_site
+from partita.site.signing import sign_answers
+
+with notice_signals() as is_ending:
+    def hold(folder):
+        site = Site(folder, True)
+        keep_connected(read_site(folder), sign_answers(site, site.answer), print, is_ending)
+
+    threads = [threading.Thread(target=hold, args=(Path(folder),)) for folder in sys.argv[1:]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_many_sites_lose_no_round(federation):
+    """Twelve sites in one process, each with its key, its connection and its log."""
+    shards = pt.datasets.split((X, Y), sites=12)
+    ours = federation(5, {f"s{i}": shard for i, shard in enumerate(shards)})
+    folders = [ours.site_folder(f"s{i}") for i in range(12)]
+    ours.start("sites", *folders, command=[sys.executable, "-c", MANY])
+    assert ours.start("serve", "serve", ours.folder).wait(240) == 0, ours.log("serve")
+    assert [site["updates"] for site in ours.status()["sites"]] == [5] * 12
+    assert distance(ours.result().posterior, in_process(5, shards).posterior) < 1e-9
+    rows = map(json.loads, (ours.folder / "run" / "log.jsonl").read_text().splitlines())
+    times = [row["time"] for row in rows if row["event"] == "fold"]
+    # A tenth of a second each on a machine that has nothing else to do.
+    assert np.median(np.diff(times)) < 3
 
 
 def test_a_site_that_is_killed_rejoins_and_a_late_site_is_welcome(federation):
@@ -483,3 +531,36 @@ def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
     assert not ours.site("b")["ready"]
     assert intruder.poll() is None or intruder.returncode == 2
     assert distance(ours.result().posterior, in_process(60, SHARDS[:1]).posterior) < 1e-3
+
+
+def test_a_formula_across_the_wall_is_the_same_as_in_one_process_between_real_processes(tmp_path):
+    """As a new user would: tables with levels that one site lacks, and cells that are missing."""
+    generator = np.random.default_rng(0)
+    tables = {}
+    for site, wards in (("a", ("east", "west", "south")), ("b", ("west", "east"))):
+        ward, age = np.resize(wards, 60), generator.normal(50, 10, 60)
+        ill = generator.random(60) < 1 / (1 + np.exp(-0.1 * (age - 50) - (ward == "west")))
+        tables[site] = pd.DataFrame({"age": age, "ward": ward, "ill": np.where(ill, "yes", "no")})
+        tables[site].loc[7, "age"] = np.nan
+    ours = Federation.__new__(Federation)
+    ours.folder, ours.started = tmp_path / "federation", {}
+    ours.address = f"127.0.0.1:{free_port()}"
+    formula = "ill ~ age + C(ward)"
+    ours.command("new-federation", ours.folder, "--sites", "a,b", "--address", ours.address,
+                 "--formula", formula, "--family", "bernoulli")  # fmt: skip
+    for site, table in tables.items():
+        table.to_csv(ours.site_folder(site) / "data.csv", index=False)
+    try:
+        ours.start_sites("a", "b")
+        serve = ours.start("serve", "serve", ours.folder)
+        assert serve.wait(240) == 0, ours.log("serve")
+        here = pt.Regression.load(ours.folder / "run" / "result.safetensors")
+        there = pt.regress(formula, tables, family="bernoulli", quiet=True)
+        for one, other in zip(here.coefficients(), there.coefficients(), strict=True):
+            assert one["name"] == other["name"]
+            np.testing.assert_allclose([one["mean"], one["sd"]], [other["mean"], other["sd"]], rtol=1e-8)
+        np.testing.assert_allclose(here.predict(tables["a"]), there.predict(tables["a"]), rtol=1e-8)
+        assert "C(ward)[T.west]" in ours.command("report", ours.folder) + (ours.folder / "report.html").read_text()
+        ours.command("verify", ours.folder)
+    finally:
+        ours.close()

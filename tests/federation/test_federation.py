@@ -18,6 +18,7 @@ from partita._version import __version__
 from partita.cli import app
 from partita.errors import ConfigError, CorruptStorage, InputError, QuarantineWarning, StorageError
 from partita.federation.folders import read_server
+from partita.federation.greeting import describe_start
 from partita.federation.metrics import format_metrics
 from partita.federation.new import federation_file_text
 from partita.federation.serving import Watch
@@ -300,14 +301,15 @@ def test_requests_stay_until_they_are_in_the_journal(server):
         request(folder, "c", "retired")
     path = request(folder, "b", "retired")
     requests = Requests(folder)
-    (notice,) = requests()
+    assert requests(["a"]) == []
+    (notice,) = requests(["a", "b"])
     assert (notice.site, notice.kind) == (1, "retired")
     assert path.exists()
-    assert requests() == []
+    assert requests(["a", "b"]) == []
     assert not path.exists()
     path.write_text("{}")
     with pytest.raises(CorruptStorage, match="is no request"):
-        requests()
+        requests(["a", "b"])
 
 
 def test_a_quarantined_site_comes_back_only_when_somebody_says_so():
@@ -370,6 +372,37 @@ def test_a_server_says_whom_it_waits_for(server, monkeypatch, capsys):
     with Watch() as watch:
         watch(read_state(read_server(server)))
     assert "not started: 0 of 2 sites ready, not a, b" in capsys.readouterr().err
+
+
+def test_a_server_says_who_comes_and_goes_by_name(server, capsys):
+    state = read_state(read_server(server))
+
+    def look(watch, **sites):
+        watch({**state, "sites": [{**row, **sites[row["site"]]} for row in state["sites"]]})
+        return [line for line in capsys.readouterr().err.splitlines() if "sites ready" not in line]
+
+    here, ready = {"connected": True}, {"connected": True, "ready": True, "problem": ""}
+    refused = {**here, "problem": "its policy refuses this"}
+    with Watch() as watch:
+        assert look(watch, a={}, b={}) == []
+        assert look(watch, a=here, b=here) == ["connected: a, b"]
+        assert look(watch, a=ready, b=here) == ["ready: a"]
+        assert look(watch, a=ready, b=refused) == ["connected, but cannot work (its policy refuses this): b"]
+        assert look(watch, a={"problem": "is not connected"}, b=ready) == ["not connected: a", "ready: b"]
+        assert look(watch, a={"problem": "is not connected"}, b=ready) == []
+
+
+def test_a_server_says_within_seconds_what_it_waits_for(server):
+    """Before it imports what it computes with; a file that is no good is complained of, and nothing else is said."""
+    script = "import sys; from partita.federation.greeting import describe_start; from pathlib import Path;"
+    script += "print(describe_start(Path(sys.argv[1]))); print('jax' in sys.modules)"
+    words, has_jax = subprocess.check_output([sys.executable, "-c", script, server], text=True).splitlines()
+    assert words == "server at 127.0.0.1:9092, starting; it waits for a, b; Ctrl-C ends it"
+    assert has_jax == "False"
+    for text in ("", "[server]", "server = 1", "[server]\naddress = 1\nsites = 2", "["):
+        (server / "federation.toml").write_text(text)
+        assert describe_start(server) == ""
+    assert describe_start(server / "nowhere") == ""
 
 
 def test_metrics_and_state(server):

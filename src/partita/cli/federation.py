@@ -9,6 +9,7 @@ import typer
 from partita.cli.options import Quiet
 from partita.cli.site import SiteFolder, approve, predict, site_commands
 from partita.errors import InputError
+from partita.foundation.text import MOST_REASON, clean
 
 federation = typer.Typer()
 federation.add_typer(site_commands, name="site")
@@ -110,12 +111,15 @@ def resume(folder: Folder, metrics: Metrics = None, quiet: Quiet = False, json: 
 
 
 def _serve(folder: Path, resume: bool, metrics: int | None, quiet: bool, json: bool) -> None:
+    from partita.federation.greeting import describe_start
+
+    # What is imported below takes seconds.
+    if not quiet and not json and (words := describe_start(folder)):
+        typer.echo(clean(words, MOST_REASON), err=True)
     from partita.federation.serving import EXIT_CODES, Watch, describe_end, open_server, run_server
     from partita.foundation.plain import to_json
 
     server = open_server(folder, resume)
-    if not quiet and not json:
-        typer.echo(f"server at {server.server.address}, for {', '.join(server.sites)}; Ctrl-C ends it", err=True)
     with Watch(quiet, _echo_at_once if json else None) as watch:
         state = run_server(server, watch, metrics)
     if json:
@@ -197,6 +201,20 @@ def readmit(folder: Folder, site: SiteName) -> None:
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "readmitted"))
+
+
+@federation.command()
+def invite(
+    folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE", help="A name that no site has had.")]
+) -> None:
+    """Let one more site in, also while the server runs: its folder, with a key, is made in for-sites/SITE.
+
+    DIR is the server's folder, SITE a name that no site has had. The site becomes part of the run as soon as it says
+    that it can work; the posterior does not change by that.
+    """
+    from partita.federation.membership import invite as let_in
+
+    typer.echo(let_in(folder, site))
 
 
 @federation.command()

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from partita.errors import EngineError
 from partita.federation.folders import ServerFolder
@@ -54,6 +54,16 @@ class Control:
 
         with _explain_errors(f"site {site}", ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE):
             self._client.RegisterNode(RegisterNodeRequest(public_key=write_pem(key), name=site))
+
+    def connected(self) -> frozenset[str]:
+        """Names of sites that are connected; nobody's, if that cannot be found out."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+        from flwr.supercore.constant import NodeStatus
+
+        with suppress(EngineError), _explain_errors("a question"):
+            nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+            return frozenset(node.name for node in nodes if node.status == NodeStatus.ONLINE)
+        return frozenset()
 
     def start_run(self, attempt: str) -> None:
         """Have Partita's own app run at the server."""

@@ -8,6 +8,7 @@ from typing import get_args
 
 from partita.config import read_damping, read_hyper, read_schedule
 from partita.errors import ConfigError, InputError
+from partita.federation.greeting import FEDERATION
 from partita.federation.register import Members
 from partita.foundation.checks import check_count, check_one_of, check_positive
 from partita.foundation.files import is_file
@@ -22,7 +23,6 @@ from partita.wire.naming import check_site_names
 from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.recipes import read_recipe
 
-FEDERATION = "federation.toml"
 SECTIONS, KEYS = (*SHARED, "schedule", "limits", "server"), ("damping", "seed")
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from partita.designs.language import parse
 from partita.designs.responses import find_response
 from partita.errors import InputError
-from partita.federation.folders import FEDERATION, read_server
+from partita.federation.folders import read_server
+from partita.federation.greeting import FEDERATION
 from partita.foundation.checks import import_extra
 from partita.foundation.keys import write_certificates, write_secret, write_site_key
 from partita.foundation.locks import private_folder
@@ -216,7 +217,7 @@ def _file_text(sites: Sequence[str], address: str, plan: Plan) -> str:
 {plan.rounds}
 [server]
 address = {_toml(address)}
-# Their public keys are sites/NAME.pub. All sites are listed before the run begins.
+# Their public keys are sites/NAME.pub. Those that come later: partita invite.
 sites = {_toml(list(sites))}
 # Begin as soon as so many sites are there; the others may come later. All of them, if left out.
 # minimum = {max(1, len(sites) - 1)}

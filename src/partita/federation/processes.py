@@ -153,14 +153,15 @@ def _keep_app_running(
         _register_members(folder, control, registered)
         state = read_state(folder)
         is_ours = state.get("attempt") == attempt
-        watch(state if is_ours else _as_starting(state))
+        watch(state if is_ours else _as_starting(state, control.connected()))
         if is_ours and state["state"] in ENDED:
             return state
         for name in children.find_ended():
             children.restart(name)
             if name == LINK and _wait_for_link(children, control.address, folder, is_ending):
-                # It knows nobody.
+                # It knows nobody, and no run: the app has ended with the first one.
                 registered.clear()
+                seen = time.monotonic() - 2 * WITHOUT_APP
         if lock_holder(folder.run / "server.lock") is not None:
             seen = time.monotonic()
         elif time.monotonic() - seen > WITHOUT_APP:
@@ -178,9 +179,10 @@ def _register_members(folder: ServerFolder, control: Control, known: set[tuple[s
             known.add(member)
 
 
-def _as_starting(before: Row) -> Row:
+def _as_starting(before: Row, connected: frozenset[str] = frozenset()) -> Row:
     """Who was there before is not known to be there now."""
-    return {**before, "state": "starting", "sites": [{**row, "ready": False} for row in before["sites"]]}
+    sites = [{**row, "ready": False, "connected": row["site"] in connected} for row in before["sites"]]
+    return {**before, "state": "starting", "sites": sites}
 
 
 def _wait_for_link(children: Children, here: str, folder: ServerFolder, is_ending: IsEnding) -> bool:

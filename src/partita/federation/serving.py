@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Self
 
+from partita.engines.peers import Peer
 from partita.errors import InputError, RunMismatch
 from partita.federation.folders import ServerFolder, read_server
 from partita.federation.metrics import serve_metrics
@@ -15,6 +16,7 @@ from partita.telemetry import Progress
 # Exit codes of states in which a run may end; all others are 0.
 EXIT_CODES = {"stalled": 3, "failed": 1}
 MOST_MISSING = 5
+AWAY = "not connected"
 
 
 def open_server(path: Path, resume: bool) -> ServerFolder:
@@ -52,6 +54,8 @@ class Watch:
     def __init__(self, quiet: bool = False, json: Callable[[str], None] | None = None):
         self._bar, self._json = Progress("starting", quiet=quiet or json is not None), json
         self._last: tuple[object, ...] = ()
+        # How each site was last told to be.
+        self._told: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         self._bar.__enter__()
@@ -63,11 +67,33 @@ class Watch:
     def __call__(self, state: Row) -> None:
         ready = [site["site"] for site in state["sites"] if site["ready"]]
         missing = [site["site"] for site in state["sites"] if not site["ready"]]
+        self._tell_changes(state["sites"])
         done, note = state.get("version", 0), f"{len(ready)} of {len(state['sites'])} sites ready"
         if missing:
             note += f", not {', '.join(missing[:MOST_MISSING])}{' …' if len(missing) > MOST_MISSING else ''}"
         self._bar.show(done, state.get("total"), note, state["state"])
-        change = (state["state"], done, tuple(ready))
+        change = (state["state"], done, tuple(ready), tuple(self._told.items()))
         if self._json is not None and change != self._last:
             self._json(to_json({"event": "state", **state}))
         self._last = change
+
+    def _tell_changes(self, sites: list[Row]) -> None:
+        """Say of sites by name that they have come, can work, cannot, or are away: a line for all of whom the same
+        is true."""
+        changed: dict[str, list[str]] = {}
+        for site in sites:
+            name, words = site["site"], _describe_presence(site)
+            if words != self._told.get(name, AWAY):
+                changed.setdefault(words, []).append(name)
+            self._told[name] = words
+        for words, names in changed.items():
+            self._bar.say(f"{words}: {', '.join(names)}")
+
+
+def _describe_presence(site: Row) -> str:
+    if site["ready"]:
+        return "ready"
+    if not site["connected"]:
+        return AWAY
+    is_told = site["problem"] and site["problem"] != Peer.problem
+    return f"connected, but cannot work ({site['problem']})" if is_told else "connected"
