@@ -213,6 +213,20 @@ def readmit(folder: Folder, site: SiteName) -> None:
 
 
 @federation.command()
+def invite(
+    folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE", help="A name that no site has had.")]
+) -> None:
+    """Let one more site in, also while the server runs: its folder, with a key, is made in for-sites/SITE.
+
+    DIR is the server's folder, SITE a name that no site has had. The site becomes part of the run as soon as it says
+    that it can work; the posterior does not change by that.
+    """
+    from partita.federation.membership import invite as let_in
+
+    typer.echo(let_in(folder, site))
+
+
+@federation.command()
 def rotate(
     folder: Folder,
     site: SiteName,

@@ -233,7 +233,7 @@ def _file_text(sites: Sequence[str], address: str, plan: Plan) -> str:
 {plan.rounds}
 [server]
 address = {_toml(address)}
-# Their public keys are sites/NAME.pub. All sites are listed before the run begins.
+# Their public keys are sites/NAME.pub. Those that come later: partita invite.
 sites = {_toml(list(sites))}
 # Begin as soon as so many sites are there; the others may come later. All of them, if left out.
 # minimum = {max(1, len(sites) - 1)}
