@@ -9,8 +9,10 @@ import pytest
 import partita as pt
 from memory_federation import MemoryFederation
 from partita.federation.folders import read_server
+from partita.federation.membership import invite
 from partita.federation.new import plan_formula
 from partita.federation.signatures import Verifier
+from partita.federation.state import read_run_names
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
@@ -142,3 +144,25 @@ def test_a_site_whose_tables_do_not_fit_together_is_told_apart(federate):
     state = federate("ill ~ weight", "bernoulli", tables).run()
     assert state["state"] == "failed"
     assert "column 'weight': is numbers at site a, text at site b: make them alike" in state["reason"]
+
+
+def test_a_site_that_joins_has_no_say_in_the_design_and_one_with_other_levels_is_told(federate, monkeypatch):
+    """The design is that of the sites that began: who has its levels joins, whoever has others says that it cannot."""
+    ours = federate("ill ~ age + C(ward)", "bernoulli", {name: TABLES[name] for name in NAMES[:2]})
+    server = read_server(ours.folder)
+    strange = TABLES["d"].replace({"ward": {"west": "moon"}})
+    for name, table in (("c", TABLES["c"]), ("e", strange)):
+        invite(ours.folder, name)
+        ours.write_table(name, table)
+    ours.names = (*ours.names, "c", "e")
+    state = ours.run()
+    assert state["state"] == "finished", state["reason"]
+    rows = {row["site"]: row for row in state["sites"]}
+    assert read_run_names(server) == ("a", "b", "c")
+    assert rows["c"]["updates"] > 0
+    assert rows["e"]["updates"] == 0
+    assert rows["e"]["problem"]
+    assert "moon" not in rows["e"]["problem"]
+    found = pt.load(server.result)
+    assert len(found.factors) == 3
+    assert all(one.fits for one in Verifier(read_server(ours.folder)).verdicts())
