@@ -534,6 +534,32 @@ def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
     assert distance(ours.result().posterior, in_process(60, SHARDS[:1]).posterior) < 1e-3
 
 
+def test_a_summary_is_asked_of_all_sites(federation, tmp_path):
+    """Table 1 between real processes, as `partita summary DIR` makes it: the same as in one process."""
+    pytest.importorskip("polars")
+    folder, tables = tmp_path / "summed", {}
+    command = [*PARTITA, "new-federation", folder, "--sites", "a,b", "--summary", ",".join(COLUMNS),
+               "--by", "y", "--address", f"127.0.0.1:{free_port()}"]  # fmt: skip
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
+    for site, (inputs, targets) in zip("ab", SHARDS, strict=False):
+        tables[site] = folder / "for-sites" / site / "data.csv"
+        table = np.column_stack([inputs, targets])
+        np.savetxt(tables[site], table, delimiter=",", header=",".join([*COLUMNS, "y"]), comments="", fmt="%.17g")
+    ours = federation(1)
+    for site in tables:
+        ours.start(f"summed-{site}", "site", folder / "for-sites" / site, "--accept")
+    told = ours.command("summary", folder, "--quiet", "--json")
+    there = pt.summary(tables, COLUMNS, by="y")
+    *rows, last = map(json.loads, told.splitlines())
+    means = {row["column"]: row["value"] for row in rows if (row["statistic"], row["of"]) == ("mean", "all")}
+    assert means == {name: there.numbers(name).mean for name in COLUMNS}
+    assert last["rows"] == sum(len(targets) for _, targets in SHARDS[:2])
+    assert "mean (SD)" in ours.command("summary", folder)
+    assert (folder / "summary.html").exists()
+    audit = ours.command("site", "audit", folder / "for-sites" / "a")
+    assert "left: tabulate: answers: 1" in audit
+
+
 def test_a_formula_across_the_wall_is_the_same_as_in_one_process_between_real_processes(tmp_path):
     """As a new user would: tables with levels that one site lacks, and cells that are missing."""
     generator = np.random.default_rng(0)
