@@ -167,6 +167,20 @@ def test_another_prior_another_program_and_nonsense_are_refused(asking):
     assert "levels that sites have not agreed on" in asking.site.problem
 
 
+def test_what_is_said_to_be_agreed_on_may_be_any_bytes(asking):
+    """Bytes of a real agreement, torn and changed: each is refused, or is of the formula after all."""
+    payload = Agreed.of(rebuild_model(read(FORMULA).design), read(FORMULA)).encode()
+    generator = np.random.default_rng(0)
+    for number in range(60):
+        changed = bytearray(payload)
+        for place in generator.integers(0, len(changed), 3):
+            changed[place] = generator.integers(32, 127)
+        torn = bytes(changed[: generator.integers(1, len(changed))] if number % 2 else changed)
+        words = asking.refuses("about", agreed=torn, digest="x")
+        known = ("MalformedMessage: agreed: ", "its policy refuses this (approval): ", "EngineError: this site builds")
+        assert words.startswith(known) or words == CANNOT
+
+
 def test_groups_are_not_padded_beyond_all_memory(tmp_path, monkeypatch):
     grouped = "ill ~ age + (1 | family)"
     asking = Asking(tmp_path, monkeypatch, plan_formula(grouped, "bernoulli", ["a"]))

@@ -1,5 +1,7 @@
 """Formulas across the wall: the same result as in one process, from tables that are kept as sites keep them."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -96,6 +98,52 @@ def test_a_formula_across_the_wall_is_the_same_as_in_one_process(federate, formu
     assert state["state"] == "finished", state["reason"]
     there = pt.regress(formula, tables, family=family, quiet=True)
     check_same(ours, there)
+    # Updates are signed by their sites; those of the prior, where it is no Gaussian, are the server's own.
+    verdicts = list(Verifier(read_server(ours.folder)).verdicts())
+    assert verdicts
+    assert all(verdict.fits for verdict in verdicts)
+
+
+def test_a_run_goes_on_with_what_its_sites_have_agreed_on(federate):
+    """Without asking again: tables may have changed since, or sites may be away."""
+    formula, family = "ill ~ age + weight + C(ward)", "bernoulli"
+    ours = federate(formula, family)
+    file = ours.folder / "federation.toml"
+    plain = file.read_text()
+    file.write_text(plain.replace("[limits]", '[schedule]\nname = "synchronous"\nrounds = 3\n[limits]'))
+    assert ours.run()["state"] == "finished"
+    agreed = (ours.folder / "run" / "agreed.json").read_bytes()
+    used = [(ours.site_folder(name) / "run" / "used.json").read_text() for name in NAMES]
+    file.write_text(plain.replace("[limits]", '[schedule]\nname = "synchronous"\nrounds = 40\n[limits]'))
+    ours.sent.clear()
+    state = ours.run()
+    assert state["state"] == "finished", state["reason"]
+    assert (ours.folder / "run" / "agreed.json").read_bytes() == agreed
+    # One question more: the log likelihood at the end.
+    assert [json.loads(one)["questions"] + 1 for one in used] == [
+        json.loads((ours.site_folder(name) / "run" / "used.json").read_text())["questions"] for name in NAMES
+    ]
+    check_same_numbers(ours, pt.regress(formula, TABLES, family=family, quiet=True))
+    # Of another formula, it is another run.
+    file.write_text(plain.replace("age + weight", "age"))
+    state = ours.run()
+    assert state["state"] == "failed"
+    assert "sites have agreed on something else" in state["reason"]
+
+
+def check_same_numbers(ours, there):
+    here = pt.Regression.load(ours.result)
+    for one, other in zip(here.coefficients(), there.coefficients(), strict=True):
+        np.testing.assert_allclose([one["mean"], one["sd"]], [other["mean"], other["sd"]], rtol=1e-6)
+
+
+def test_a_site_whose_tables_do_not_fit_together_is_told_apart(federate):
+    """A column that holds numbers at one site and words at another cannot be agreed on: it is said, with both names."""
+    tables = {name: TABLES[name] for name in ("a", "b")}
+    tables["b"] = tables["b"].assign(weight="heavy")
+    state = federate("ill ~ weight", "bernoulli", tables).run()
+    assert state["state"] == "failed"
+    assert "column 'weight': is numbers at site a, text at site b: make them alike" in state["reason"]
 
 
 def test_a_site_that_joins_has_no_say_in_the_design_and_one_with_other_levels_is_told(federate, monkeypatch):
