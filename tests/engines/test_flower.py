@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 
 import partita as pt
+from partita.server.journals import read_history
 from partita.server.schedules import Synchronous
 
 pytest.importorskip("flwr")
@@ -590,3 +591,64 @@ def test_a_formula_across_the_wall_is_the_same_as_in_one_process_between_real_pr
         ours.command("verify", ours.folder)
     finally:
         ours.close()
+
+
+def test_sites_join_rotate_keys_are_revoked_and_leave_while_the_server_is_killed_in_between(federation):
+    ours, late = federation(100_000), (X[::4], Y[::4])
+    for site in SITES:
+        allow_many(ours, site)
+    ours.start_sites()
+    ours.start("serve", "serve", ours.folder)
+    ours.until(lambda: ours.version() > 6)
+    # One that nobody has heard of: invited, and at work, while the others go on.
+    ours.command("invite", ours.folder, "d")
+    ours.write_data("d", *late)
+    allow_many(ours, "d")
+    ours.start_sites("d")
+    ours.until(lambda: updates_of(ours, "d") > 2)
+    ours.kill_server()
+    ours.start("serve", "resume", ours.folder)
+    ours.until(lambda: updates_of(ours, "d") > 2)
+    # Another key for b, whose site is not stopped.
+    before = (ours.folder / "sites" / "b.pub").read_text()
+    ours.command("site", "rotate", ours.site_folder("b"))
+    said = ours.command("rotate", ours.folder, "b", ours.site_folder("b") / "rotation.json")
+    assert "opens nothing any more" in said
+    ours.until(lambda: not (ours.site_folder("b") / "site.key.next").exists())
+    assert (ours.folder / "sites" / "b.pub").read_text() != before
+    done = updates_of(ours, "b")
+    ours.until(lambda: updates_of(ours, "b") > done)
+    # The door is closed for c at once, and what it has said is forgotten.
+    ours.command("revoke", ours.folder, "c", "--forget")
+    ours.until(lambda: (ours.site("c")["barred"] or "").startswith("retired"))
+    ours.until(lambda: "refused, trying again" in ours.log("site-c"))
+    ours.command("retire", ours.folder, "a")
+    ours.until(lambda: (ours.site("a")["barred"] or "").startswith("retired"))
+    last = ours.version()
+    ours.until(lambda: ours.version() > last + 4)
+    ours.command("stop", ours.folder)
+    assert ours.started.pop("serve").wait(30) == 0
+    # What is left are b and d: the result is theirs, and everything is signed by those who sent it.
+    file = ours.folder / "federation.toml"
+    rounds = len(read_history(ours.folder / "run")) + 20
+    file.write_text(file.read_text().replace("rounds = 100000", f"rounds = {rounds}"))
+    assert ours.start("serve", "resume", ours.folder).wait(120) == 0, ours.log("serve")
+    found = ours.result()
+    assert [any(np.any(array) for array in vars(factor).values()) for factor in found.factors] == [
+        False, True, False, True,
+    ]  # fmt: skip
+    assert distance(found.posterior, in_process(60, [SHARDS[1], late]).posterior) < 1e-6
+    told = ours.command("verify", ours.folder)
+    for words in ("signed with an earlier key", "signed with its key", "signed with a key that was revoked later"):
+        assert words in told
+    ours.command("rotate", ours.folder, "c", ours.site_folder("c") / "site.toml", code=2)
+
+
+def allow_many(ours, site):
+    file = ours.site_folder(site) / "site.toml"
+    file.write_text(file.read_text().replace("most_tasks = 1000", "most_tasks = 1000000"))
+
+
+def updates_of(ours, site):
+    row = ours.site(site)
+    return 0 if row is None or row["updates"] is None else row["updates"]
