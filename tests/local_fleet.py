@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from partita.engines import flower
 from partita.federation.folders import read_server
 from partita.federation.new import make_federation
 from partita.federation.server import run
@@ -104,6 +105,7 @@ def serve(server, fleet, monkeypatch):
 
     from partita.federation.state import read_state
 
+    monkeypatch.setattr(flower, "LOOK", 0.05)
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     run(fleet, server.path, "")

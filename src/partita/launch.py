@@ -10,6 +10,7 @@ from partita.datasets import split
 from partita.errors import StorageError
 from partita.federation.folders import read_server
 from partita.federation.greeting import FEDERATION
+from partita.federation.state import read_run_names
 from partita.fitting import fit
 from partita.formulas import regress
 from partita.formulas.fitting import check_comparable
@@ -141,7 +142,7 @@ def follow_run(folder: Path) -> Follower:
         return Follower(folder, read_names(folder))
     server = read_server(folder)
     features = server.recipe.columns.features if isinstance(server.recipe, Recipe) else ()
-    return Follower(server.run, server.sites, f"Federation {server.path.name}", features)
+    return Follower(server.run, read_run_names(server), f"Federation {server.path.name}", features)
 
 
 def write_run_report(folder: Path) -> tuple[str, Row, Path]:

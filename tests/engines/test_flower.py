@@ -17,9 +17,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import partita as pt
+from partita.server.journals import read_history
 from partita.server.schedules import Synchronous
 
 pytest.importorskip("flwr")
@@ -530,3 +532,123 @@ def test_forged_sites_wrong_certificates_and_garbage(federation, tmp_path):
     assert not ours.site("b")["ready"]
     assert intruder.poll() is None or intruder.returncode == 2
     assert distance(ours.result().posterior, in_process(60, SHARDS[:1]).posterior) < 1e-3
+
+
+def test_a_summary_is_asked_of_all_sites(federation, tmp_path):
+    """Table 1 between real processes, as `partita summary DIR` makes it: the same as in one process."""
+    pytest.importorskip("polars")
+    folder, tables = tmp_path / "summed", {}
+    command = [*PARTITA, "new-federation", folder, "--sites", "a,b", "--summary", ",".join(COLUMNS),
+               "--by", "y", "--address", f"127.0.0.1:{free_port()}"]  # fmt: skip
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=120)
+    for site, (inputs, targets) in zip("ab", SHARDS, strict=False):
+        tables[site] = folder / "for-sites" / site / "data.csv"
+        table = np.column_stack([inputs, targets])
+        np.savetxt(tables[site], table, delimiter=",", header=",".join([*COLUMNS, "y"]), comments="", fmt="%.17g")
+    ours = federation(1)
+    for site in tables:
+        ours.start(f"summed-{site}", "site", folder / "for-sites" / site, "--accept")
+    told = ours.command("summary", folder, "--quiet", "--json")
+    there = pt.summary(tables, COLUMNS, by="y")
+    *rows, last = map(json.loads, told.splitlines())
+    means = {row["column"]: row["value"] for row in rows if (row["statistic"], row["of"]) == ("mean", "all")}
+    assert means == {name: there.numbers(name).mean for name in COLUMNS}
+    assert last["rows"] == sum(len(targets) for _, targets in SHARDS[:2])
+    assert "mean (SD)" in ours.command("summary", folder)
+    assert (folder / "summary.html").exists()
+    audit = ours.command("site", "audit", folder / "for-sites" / "a")
+    assert "left: tabulate: answers: 1" in audit
+
+
+def test_a_formula_across_the_wall_is_the_same_as_in_one_process_between_real_processes(tmp_path):
+    """As a new user would: tables with levels that one site lacks, and cells that are missing."""
+    generator = np.random.default_rng(0)
+    tables = {}
+    for site, wards in (("a", ("east", "west", "south")), ("b", ("west", "east"))):
+        ward, age = np.resize(wards, 60), generator.normal(50, 10, 60)
+        ill = generator.random(60) < 1 / (1 + np.exp(-0.1 * (age - 50) - (ward == "west")))
+        tables[site] = pd.DataFrame({"age": age, "ward": ward, "ill": np.where(ill, "yes", "no")})
+        tables[site].loc[7, "age"] = np.nan
+    ours = Federation.__new__(Federation)
+    ours.folder, ours.started = tmp_path / "federation", {}
+    ours.address = f"127.0.0.1:{free_port()}"
+    formula = "ill ~ age + C(ward)"
+    ours.command("new-federation", ours.folder, "--sites", "a,b", "--address", ours.address,
+                 "--formula", formula, "--family", "bernoulli")  # fmt: skip
+    for site, table in tables.items():
+        table.to_csv(ours.site_folder(site) / "data.csv", index=False)
+    try:
+        ours.start_sites("a", "b")
+        serve = ours.start("serve", "serve", ours.folder)
+        assert serve.wait(240) == 0, ours.log("serve")
+        here = pt.Regression.load(ours.folder / "run" / "result.safetensors")
+        there = pt.regress(formula, tables, family="bernoulli", quiet=True)
+        for one, other in zip(here.coefficients(), there.coefficients(), strict=True):
+            assert one["name"] == other["name"]
+            np.testing.assert_allclose([one["mean"], one["sd"]], [other["mean"], other["sd"]], rtol=1e-8)
+        np.testing.assert_allclose(here.predict(tables["a"]), there.predict(tables["a"]), rtol=1e-8)
+        assert "C(ward)[T.west]" in ours.command("report", ours.folder) + (ours.folder / "report.html").read_text()
+        ours.command("verify", ours.folder)
+    finally:
+        ours.close()
+
+
+def test_sites_join_rotate_keys_are_revoked_and_leave_while_the_server_is_killed_in_between(federation):
+    ours, late = federation(100_000), (X[::4], Y[::4])
+    for site in SITES:
+        allow_many(ours, site)
+    ours.start_sites()
+    ours.start("serve", "serve", ours.folder)
+    ours.until(lambda: ours.version() > 6)
+    # One that nobody has heard of: invited, and at work, while the others go on.
+    ours.command("invite", ours.folder, "d")
+    ours.write_data("d", *late)
+    allow_many(ours, "d")
+    ours.start_sites("d")
+    ours.until(lambda: updates_of(ours, "d") > 2)
+    ours.kill_server()
+    ours.start("serve", "resume", ours.folder)
+    ours.until(lambda: updates_of(ours, "d") > 2)
+    # Another key for b, whose site is not stopped.
+    before = (ours.folder / "sites" / "b.pub").read_text()
+    ours.command("site", "rotate", ours.site_folder("b"))
+    said = ours.command("rotate", ours.folder, "b", ours.site_folder("b") / "rotation.json")
+    assert "opens nothing any more" in said
+    ours.until(lambda: not (ours.site_folder("b") / "site.key.next").exists())
+    assert (ours.folder / "sites" / "b.pub").read_text() != before
+    done = updates_of(ours, "b")
+    ours.until(lambda: updates_of(ours, "b") > done)
+    # The door is closed for c at once, and what it has said is forgotten.
+    ours.command("revoke", ours.folder, "c", "--forget")
+    ours.until(lambda: (ours.site("c")["barred"] or "").startswith("retired"))
+    ours.until(lambda: "refused, trying again" in ours.log("site-c"))
+    ours.command("retire", ours.folder, "a")
+    ours.until(lambda: (ours.site("a")["barred"] or "").startswith("retired"))
+    last = ours.version()
+    ours.until(lambda: ours.version() > last + 4)
+    ours.command("stop", ours.folder)
+    assert ours.started.pop("serve").wait(30) == 0
+    # What is left are b and d: the result is theirs, and everything is signed by those who sent it.
+    file = ours.folder / "federation.toml"
+    rounds = len(read_history(ours.folder / "run")) + 20
+    file.write_text(file.read_text().replace("rounds = 100000", f"rounds = {rounds}"))
+    assert ours.start("serve", "resume", ours.folder).wait(120) == 0, ours.log("serve")
+    found = ours.result()
+    assert [any(np.any(array) for array in vars(factor).values()) for factor in found.factors] == [
+        False, True, False, True,
+    ]  # fmt: skip
+    assert distance(found.posterior, in_process(60, [SHARDS[1], late]).posterior) < 1e-6
+    told = ours.command("verify", ours.folder)
+    for words in ("signed with an earlier key", "signed with its key", "signed with a key that was revoked later"):
+        assert words in told
+    ours.command("rotate", ours.folder, "c", ours.site_folder("c") / "site.toml", code=2)
+
+
+def allow_many(ours, site):
+    file = ours.site_folder(site) / "site.toml"
+    file.write_text(file.read_text().replace("most_tasks = 1000", "most_tasks = 1000000"))
+
+
+def updates_of(ours, site):
+    row = ours.site(site)
+    return 0 if row is None or row["updates"] is None else row["updates"]

@@ -1,12 +1,14 @@
 """Ray on two nodes of one machine: equal to in-process to the last bit, also when actors and a node are killed."""
 
 import os
+import pickle
 import signal
 import time
 
 import jax
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 import partita as pt
 from partita.errors import InputError, ShardError, Stalled
@@ -67,6 +69,16 @@ def test_a_network_is_equal_too_with_messages_of_one_density(engine):
     assert half.fingerprint != here.fingerprint
     for a, b in zip(jax.tree.leaves(half.posterior), jax.tree.leaves(here.posterior), strict=True):
         np.testing.assert_allclose(a, b, rtol=0.02, atol=0.02 * np.max(np.abs(b)))
+
+
+def test_an_estimator_with_sites_on_a_cluster_is_that_of_one_process(engine):
+    groups = np.arange(50) % 5
+    here = pt.PartitionedClassifier(schedule=Synchronous(rounds=4)).fit(X, Y, groups=groups)
+    there = pt.PartitionedClassifier(schedule=Synchronous(rounds=4), engine=engine()).fit(X, Y, groups=groups)
+    assert there.result_.fingerprint == here.result_.fingerprint
+    # Nothing of the cluster is left in it.
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(there)).predict(X), here.predict(X))
+    assert clone(there).engine == there.engine
 
 
 def test_asynchronous_updates_end_near_the_synchronous_fixed_point(engine):

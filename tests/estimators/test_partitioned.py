@@ -23,7 +23,13 @@ DIABETES = load_diabetes(return_X_y=True)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([pt.PartitionedRegressor(), pt.PartitionedClassifier()])
+@parametrize_with_checks(
+    [
+        pt.PartitionedRegressor(),
+        pt.PartitionedClassifier(),
+        pt.PartitionedClassifier(posterior="mean-field", engine=pt.engines.InProcess()),
+    ]
+)
 def test_scikit_learn(estimator, check):
     check(estimator)
 
@@ -149,6 +155,41 @@ def test_pipelines_clones_and_pickles(fitted):
     again = pickle.loads(pickle.dumps(fitted))
     assert again._data is None
     np.testing.assert_array_equal(again.predict_proba(CANCER[0]), fitted.predict_proba(CANCER[0]))
+
+
+def test_an_engine_carries_tasks_and_changes_nothing(fitted, tmp_path):
+    engine = pt.engines.InProcess()
+    model = pt.PartitionedClassifier(engine=engine)
+    assert model.get_params()["engine"] is engine
+    before = dict(vars(engine))
+    model.fit(*CANCER, groups=SITES)
+    assert model.result_.fingerprint == fitted.result_.fingerprint
+    # What it keeps during a fit is not kept in a parameter.
+    assert model.engine is engine
+    assert vars(engine) == before
+    assert clone(model).engine == engine
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(CANCER[0]), model.predict(CANCER[0]))
+    assert again.fit(*CANCER, groups=SITES).result_.fingerprint == fitted.result_.fingerprint
+    model.save(tmp_path / "model")
+    # Without a warning: it need not be given again.
+    assert pt.PartitionedClassifier.load(tmp_path / "model").engine is None
+    assert pt.PartitionedClassifier.load(tmp_path / "model", engine=engine).engine is engine
+
+
+@pytest.mark.parametrize("kind", [pt.PartitionedClassifier, pt.PartitionedRegressor])
+def test_an_engine_is_one_and_is_asked(kind):
+    data = CANCER if kind is pt.PartitionedClassifier else DIABETES
+    groups = np.arange(len(data[1])) % 2
+    with pytest.raises(InputError, match="speeds: expected 2, one per site, got 3"):
+        kind(engine=pt.engines.InProcess(speeds=[1.0, 2.0, 3.0])).fit(*data, groups=groups)
+    with pytest.raises(InputError, match="engine: expected an engine, got the class InProcess: make one"):
+        kind(engine=pt.engines.InProcess).fit(*data, groups=groups)
+    with pytest.raises(InputError, match=r"engine: expected one such as pt.engines.Ray\(\), got 'ray', which has no"):
+        kind(engine="ray").fit(*data, groups=groups)
+    slow = kind(engine=pt.engines.InProcess(speeds=[1.0, 3.0]), schedule=pt.schedules.Asynchronous(updates=12))
+    slow.fit(*data, groups=groups)
+    assert [row["site"] for row in slow.history_].count(1) == 9
 
 
 def test_saved_streams_learn_on(tmp_path):

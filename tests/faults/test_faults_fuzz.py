@@ -529,7 +529,7 @@ def of_request(folder):
     path = server / "run" / "requests" / "1.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"site": "north", "kind": "retired"}))
-    return Notes(path, lambda path: Requests(read_server(server))())
+    return Notes(path, lambda path: Requests(read_server(server))(["a", "b"]))
 
 
 def of_message(folder):

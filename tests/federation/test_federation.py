@@ -301,14 +301,15 @@ def test_requests_stay_until_they_are_in_the_journal(server):
         request(folder, "c", "retired")
     path = request(folder, "b", "retired")
     requests = Requests(folder)
-    (notice,) = requests()
+    assert requests(["a"]) == []
+    (notice,) = requests(["a", "b"])
     assert (notice.site, notice.kind) == (1, "retired")
     assert path.exists()
-    assert requests() == []
+    assert requests(["a", "b"]) == []
     assert not path.exists()
     path.write_text("{}")
     with pytest.raises(CorruptStorage, match="is no request"):
-        requests()
+        requests(["a", "b"])
 
 
 def test_a_quarantined_site_comes_back_only_when_somebody_says_so():

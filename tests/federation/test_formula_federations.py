@@ -1,12 +1,18 @@
 """Formulas across the wall: the same result as in one process, from tables that are kept as sites keep them."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import partita as pt
 from memory_federation import MemoryFederation
+from partita.federation.folders import read_server
+from partita.federation.membership import invite
 from partita.federation.new import plan_formula
+from partita.federation.signatures import Verifier
+from partita.federation.state import read_run_names
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
@@ -92,3 +98,71 @@ def test_a_formula_across_the_wall_is_the_same_as_in_one_process(federate, formu
     assert state["state"] == "finished", state["reason"]
     there = pt.regress(formula, tables, family=family, quiet=True)
     check_same(ours, there)
+    # Updates are signed by their sites; those of the prior, where it is no Gaussian, are the server's own.
+    verdicts = list(Verifier(read_server(ours.folder)).verdicts())
+    assert verdicts
+    assert all(verdict.fits for verdict in verdicts)
+
+
+def test_a_run_goes_on_with_what_its_sites_have_agreed_on(federate):
+    """Without asking again: tables may have changed since, or sites may be away."""
+    formula, family = "ill ~ age + weight + C(ward)", "bernoulli"
+    ours = federate(formula, family)
+    file = ours.folder / "federation.toml"
+    plain = file.read_text()
+    file.write_text(plain.replace("[limits]", '[schedule]\nname = "synchronous"\nrounds = 3\n[limits]'))
+    assert ours.run()["state"] == "finished"
+    agreed = (ours.folder / "run" / "agreed.json").read_bytes()
+    used = [(ours.site_folder(name) / "run" / "used.json").read_text() for name in NAMES]
+    file.write_text(plain.replace("[limits]", '[schedule]\nname = "synchronous"\nrounds = 40\n[limits]'))
+    ours.sent.clear()
+    state = ours.run()
+    assert state["state"] == "finished", state["reason"]
+    assert (ours.folder / "run" / "agreed.json").read_bytes() == agreed
+    # One question more: the log likelihood at the end.
+    assert [json.loads(one)["questions"] + 1 for one in used] == [
+        json.loads((ours.site_folder(name) / "run" / "used.json").read_text())["questions"] for name in NAMES
+    ]
+    check_same_numbers(ours, pt.regress(formula, TABLES, family=family, quiet=True))
+    # Of another formula, it is another run.
+    file.write_text(plain.replace("age + weight", "age"))
+    state = ours.run()
+    assert state["state"] == "failed"
+    assert "sites have agreed on something else" in state["reason"]
+
+
+def check_same_numbers(ours, there):
+    here = pt.Regression.load(ours.result)
+    for one, other in zip(here.coefficients(), there.coefficients(), strict=True):
+        np.testing.assert_allclose([one["mean"], one["sd"]], [other["mean"], other["sd"]], rtol=1e-6)
+
+
+def test_a_site_whose_tables_do_not_fit_together_is_told_apart(federate):
+    """A column that holds numbers at one site and words at another cannot be agreed on: it is said, with both names."""
+    tables = {name: TABLES[name] for name in ("a", "b")}
+    tables["b"] = tables["b"].assign(weight="heavy")
+    state = federate("ill ~ weight", "bernoulli", tables).run()
+    assert state["state"] == "failed"
+    assert "column 'weight': is numbers at site a, text at site b: make them alike" in state["reason"]
+
+
+def test_a_site_that_joins_has_no_say_in_the_design_and_one_with_other_levels_is_told(federate, monkeypatch):
+    """The design is that of the sites that began: who has its levels joins, whoever has others says that it cannot."""
+    ours = federate("ill ~ age + C(ward)", "bernoulli", {name: TABLES[name] for name in NAMES[:2]})
+    server = read_server(ours.folder)
+    strange = TABLES["d"].replace({"ward": {"west": "moon"}})
+    for name, table in (("c", TABLES["c"]), ("e", strange)):
+        invite(ours.folder, name)
+        ours.write_table(name, table)
+    ours.names = (*ours.names, "c", "e")
+    state = ours.run()
+    assert state["state"] == "finished", state["reason"]
+    rows = {row["site"]: row for row in state["sites"]}
+    assert read_run_names(server) == ("a", "b", "c")
+    assert rows["c"]["updates"] > 0
+    assert rows["e"]["updates"] == 0
+    assert rows["e"]["problem"]
+    assert "moon" not in rows["e"]["problem"]
+    found = pt.load(server.result)
+    assert len(found.factors) == 3
+    assert all(one.fits for one in Verifier(read_server(ours.folder)).verdicts())

@@ -150,13 +150,13 @@ def test_the_latest_posterior_is_cavity_times_factor_and_the_first_tells_nothing
         predict_rows(case.folder, case.new)
     later = replace(first, version=3, cavity=found.cavity(0), factor=found.posterior / found.cavity(0))
     case.ask("refine", encode_task(later))
-    latest = read_posterior(case.folder / "run")
+    latest = read_posterior(case.folder)
     assert (latest.version, latest.run) == (3, "7")
     assert_allclose(latest.posterior.location, found.posterior.location, rtol=1e-10)
     assert (case.folder / "run" / FILE).stat().st_mode & 0o777 == 0o600
     only = replace(first, version=4, start=found.prior, message_only=True)
     case.ask("refine", encode_task(only))
-    latest = read_posterior(case.folder / "run")
+    latest = read_posterior(case.folder)
     assert latest.version == 4
     assert_allclose(latest.posterior.location, found.prior.location)
 

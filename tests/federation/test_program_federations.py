@@ -6,9 +6,13 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import partita as pt
 from memory_federation import MemoryFederation
+from partita.cli import app
+from partita.errors import InputError
+from partita.federation.folders import read_server
 from partita.federation.new import plan_program
 from partita.foundation.own_code import load_file
 
@@ -110,3 +114,30 @@ def test_an_own_model_by_its_name_is_the_same_as_in_one_process(tmp_path, monkey
     np.testing.assert_allclose(here.posterior.location, there.posterior.location, rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(here.posterior.covariance, there.posterior.covariance, rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(here.log_evidence, there.log_evidence, rtol=1e-8)
+
+
+def test_new_federations_of_formulas_and_programs_are_made_by_the_command(tmp_path):
+    def make(name, *words):
+        done = CliRunner().invoke(app, ["new-federation", str(tmp_path / name), "--sites", "a,b", *words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return read_server(tmp_path / name).recipe
+
+    made = make("formula", "--formula", "falls ~ age + C(ward) + (1 | patient)", "--family", "Poisson")
+    assert (made.name, made.reads) == ("poisson regression", ("age", "falls", "ward", "patient"))
+    entry = make("entry", "--program", "hospital.models:lines", "--data", "x=x", "--data", "y=y")
+    assert (entry.name, entry.reads) == ("hospital.models:lines", ("x", "y"))
+    (tmp_path / "model.py").write_text(HIERARCHY)
+    data = ["--data", "X=x,z", "--data", "ward=ward", "--data", "y=y"]
+    file = make("file", "--program-file", str(tmp_path / "model.py"), *data, "--local", "wards=ward")
+    assert file.wanted.columns == {"X": ["x", "z"], "ward": "ward", "y": "y"}
+    assert file.wanted.local == {"wards": "ward"}
+    for name in ("", "for-sites/a", "for-sites/b"):
+        assert (tmp_path / "file" / name / "model.py").read_text() == HIERARCHY
+    with pytest.raises(InputError, match="give one of them"):
+        make("both", "--formula", "y ~ x", "--program", "a:b")
+    with pytest.raises(InputError, match="expected something like"):
+        make("none", "--formula", "y and x")
+    with pytest.raises(InputError, match="expected a column"):
+        make("nothing", "--program", "a:b")
+    assert not any((tmp_path / name).exists() for name in ("both", "none", "nothing"))

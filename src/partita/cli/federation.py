@@ -43,6 +43,13 @@ def new_federation(
     program_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Or one in a file that calls it `model`, which sites approve.")
     ] = None,
+    summary: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="Or table 1 of these columns, separated by commas: no fit.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Of a summary: the column that breaks all others down.")] = None,
+    cross: Annotated[
+        list[str] | None, typer.Option(metavar="A,B", help="Of a summary: a cross-table; may be repeated.")
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="ARGUMENT=COLUMN,…", help="An argument of a program and its column, or several."),
@@ -56,15 +63,17 @@ def new_federation(
     DIR is a new folder. What is computed is a model on columns, a formula, or a program.
     """
     from partita.engines.flower import import_flower
-    from partita.federation.new import make_planned, plan_formula, plan_model, plan_program
+    from partita.federation.new import make_planned, plan_formula, plan_model, plan_program, plan_summary
     from partita.models import REGISTRY
 
     import_flower()
     names, code = _split(sites), program or program_file
-    if sum(one is not None for one in (formula, program, program_file)) > 1:
-        raise InputError("--formula, --program, --program-file: give one of them")
+    if sum(one is not None for one in (formula, program, program_file, summary)) > 1:
+        raise InputError("--formula, --program, --program-file, --summary: give one of them")
     if formula is not None:
         plan = plan_formula(formula, family, names)
+    elif summary is not None:
+        plan = plan_summary(_split(summary), by, [_split(pair) for pair in cross or ()])
     elif code is not None:
         columns = {argument: _one_or_list(_split(one)) for argument, one in map(_split_pair, data or ())}
         plan = plan_program(code, columns, dict([_split_pair(local)] if local else ()), names)
@@ -201,6 +210,20 @@ def readmit(folder: Folder, site: SiteName) -> None:
     from partita.federation.state import ask_server
 
     typer.echo(ask_server(folder, site, "readmitted"))
+
+
+@federation.command()
+def invite(
+    folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE", help="A name that no site has had.")]
+) -> None:
+    """Let one more site in, also while the server runs: its folder, with a key, is made in for-sites/SITE.
+
+    DIR is the server's folder, SITE a name that no site has had. The site becomes part of the run as soon as it says
+    that it can work; the posterior does not change by that.
+    """
+    from partita.federation.membership import invite as let_in
+
+    typer.echo(let_in(folder, site))
 
 
 @federation.command()

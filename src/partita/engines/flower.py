@@ -26,6 +26,8 @@ from partita.wire.signing import SIGNATURE
 from partita.wire.tasks import Task, Update
 
 COMPARE = "compare Partita versions on both sides"
+# Seconds between looks at who is there.
+LOOK = 2.0
 
 
 @dataclass
@@ -47,7 +49,8 @@ class Flower:
         poll: seconds between looks at what came.
         compression: "float16" halves what is sent of float32 densities, and keeps three digits of them.
         is_known: whether a node is one of ours: its name, and the key that it has proved to have.
-        requests: what an operator has asked for since the last look, as notices.
+        requests: what an operator has asked for since the last look, as notices, given the names of a run's sites.
+        invited: names of sites that may join while a run goes on.
         watch: called at every look, with all peers.
         notary: checks that answers are signed by their sites, if they have to be.
     """
@@ -62,7 +65,8 @@ class Flower:
     poll: float = 0.25
     compression: Compression = "none"
     is_known: Callable[[Any], bool] = bool
-    requests: Callable[[], list[Notice]] = list
+    requests: Callable[[Sequence[str]], list[Notice]] = lambda names: []
+    invited: Callable[[], Sequence[str]] = tuple
     watch: Callable[[Sequence[Peer]], object] = len
     notary: Notary | None = None
     _connected: bool = field(default=False, init=False, repr=False)
@@ -84,6 +88,9 @@ class Flower:
             raise InputError(f"Flower: minimum is {self.minimum}, and there are {len(shards)} sites")
         self.peers, self._connected = [Peer(name, site) for site, name in enumerate(shards)], True
         self._like = None if model is None else prior_of(model, model.hyper)
+        # Sites that were invited and are not part of the run; and the one that the run was told of.
+        self._newcomers: dict[str, Peer] = {}
+        self._joining: str | None = None
         self._asked: dict[str, Asked] = {}
         self._notices: list[Arrival] = []
         self._answers: dict[int, Answer] = {}
@@ -103,7 +110,7 @@ class Flower:
         self._agreed = self.tell_agreed(job)
         if self._agreed:
             # They have to look whether they can work that way.
-            for peer in self.peers:
+            for peer in (*self.peers, *self._newcomers.values()):
                 peer.ready, peer.not_before = False, 0.0
             self._looked = -np.inf
         self._assemble()
@@ -202,8 +209,9 @@ class Flower:
 
     def collect(self) -> list[Arrival]:
         while True:
-            self._notices += self.requests()
+            self._notices += self.requests([peer.name for peer in self.peers])
             self._look()
+            self._introduce()
             # Sites that come and go, or say that they can work and then fail, are no answer.
             if time.monotonic() - self._heard > self.patience:
                 raise Stalled(f"no update for {self.patience:g} s; the run can be resumed. {self._where_all_are()}")
@@ -213,16 +221,38 @@ class Flower:
                 arrivals, self._notices = self._notices, []
                 return arrivals
 
+    def _introduce(self) -> None:
+        """Tell the run of a site that was invited and can work, one at a time: it says so by `join`.
+
+        Whether it can work it has said itself, at its gate, under the recipe and what the others have agreed on.
+        """
+        ready = [name for name, peer in self._newcomers.items() if peer.can_work]
+        if self._own is not None:
+            for name in ready:
+                self._newcomers[name].lost("cannot join: this model adds data of its own behind those of all sites")
+            return
+        if ready and self._joining is None:
+            self._joining = ready[0]
+            self._notices.append(Notice(len(self.peers), "joined", self._joining))
+
+    def join(self, site: int, name: str) -> None:
+        peer = self._newcomers.pop(name, None) or Peer(name)
+        peer.site, self._joining = site, None
+        self.peers.append(peer)
+
     def _where_all_are(self) -> str:
         return "; ".join(f"{peer.name}: {'asked' if peer.ready else peer.problem}" for peer in self.peers)
 
     def _look(self) -> None:
         """Who is connected, what has come, who has taken too long; this waits a little, if nothing has come."""
         now = time.monotonic()
-        if now - self._looked > 2.0:
+        if now - self._looked > LOOK:
             self._looked = now
+            for name in self.invited():
+                if name not in self._newcomers and all(peer.name != name for peer in self.peers):
+                    self._newcomers[name] = Peer(name)
             self._greet()
-            self.watch(self.peers)
+            self.watch([*self.peers, *self._newcomers.values()])
         replies = self.grid.pull_messages(list(self._asked)) if self._asked else []
         for reply in replies:
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
@@ -243,7 +273,7 @@ class Flower:
         self._withdraw(connected)
         busy = {asked.peer.name for asked in self._asked.values()}
         wanted = []
-        for peer in self.peers:
+        for peer in (*self.peers, *self._newcomers.values()):
             peer.node = connected.get(peer.name)
             if peer.node is None:
                 if peer.ready and peer.name not in busy:
@@ -282,17 +312,13 @@ class Flower:
             self._note_failure(asked, f"the answer to {asked.words} has no payload: {COMPARE}")
         elif len(payload) > self._largest(asked):
             self._note_failure(asked, f"the answer to {asked.words} is too long, {len(payload)} bytes: {COMPARE}")
-        elif problem := self._check_signature(asked, payload, record.get(SIGNATURE)):
+        elif self.notary is not None and (
+            problem := self.notary.check(peer.name, asked.kind, asked.version, payload, record.get(SIGNATURE))
+        ):
             self._note_failure(asked, problem)
         else:
             peer.bytes_up += len(payload)
             self._take(asked, peer, payload)
-
-    def _check_signature(self, asked: Asked, payload: bytes, signature: Any) -> str:
-        """What is wrong with it, if anybody wants to know."""
-        if self.notary is None:
-            return ""
-        return self.notary.check(asked.peer.name, asked.kind, asked.version, payload, signature)
 
     def _largest(self, asked: Asked) -> int:
         """How many bytes an answer may have."""

@@ -78,6 +78,9 @@ class InProcess:
         updates = complete_updates(tasks, self._worker.refine(tasks))
         return [replace(update, finished_at=at) for update, (at, _, _) in zip(updates, entries, strict=True)]
 
+    def join(self, site: int, name: str) -> None:
+        raise EngineError(f"site {name}: sites that come during a run are of federations: see docs/federations.md")
+
     def close(self) -> None:
         self._holder = None
         self.__dict__.pop("_worker", None)

@@ -301,6 +301,9 @@ class Ray:
         for call in calls:
             self._ask(group, call.tasks)
 
+    def join(self, site: int, name: str) -> None:
+        raise EngineError(f"site {name}: sites that come during a run are of federations: see docs/federations.md")
+
     def close(self) -> None:
         for handle in self._handles:
             if handle is not None:

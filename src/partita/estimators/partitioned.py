@@ -21,6 +21,7 @@ from partita.server.rules import Rule
 from partita.server.schedules import Schedule
 from partita.solvers import Solver
 from partita.telemetry import Callback
+from partita.wire.engine import Engine
 
 # Rows of one class, in a batch that has no others, that are worth a word.
 MANY_ALIKE = 10
@@ -39,6 +40,8 @@ class PartitionedClassifier(ClassifierMixin, Partitioned):  # type: ignore[misc,
         schedule: who works next; by default a hundred synchronous rounds, or one pass where that is exact.
         solver: how a site refines its factor; chosen for the model, if not given.
         damping: the share of a proposed change that is taken.
+        engine: what carries tasks to sites, such as `pt.engines.Ray()`; this process, if not given. It changes no
+            result, and is not saved.
         standardise: inputs, by their means and deviations over all rows so far. When those change, what was learnt is
             converted; a mean-field posterior keeps the means of its first batch, a network all units, and both say so
             where that matters.
@@ -114,6 +117,7 @@ class PartitionedRegressor(RegressorMixin, Partitioned):  # type: ignore[misc, u
         schedule: Schedule | None = None,
         solver: Solver | None = None,
         damping: float | str | Rule = "auto",
+        engine: Engine | None = None,
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,
@@ -126,6 +130,7 @@ class PartitionedRegressor(RegressorMixin, Partitioned):  # type: ignore[misc, u
             schedule=schedule,
             solver=solver,
             damping=damping,
+            engine=engine,
             standardise=standardise,
             random_state=random_state,
             verbose=verbose,

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -31,6 +32,7 @@ from partita.server.settings import Settings
 from partita.site.columns import Columns
 from partita.solvers import Solver
 from partita.telemetry import Callback
+from partita.wire.engine import Engine
 
 # Rounds that an estimator goes, at most, where nothing else is asked for.
 ROUNDS = Synchronous(rounds=100)
@@ -57,6 +59,7 @@ class Partitioned(Coefficients):
         schedule: Schedule | None = None,
         solver: Solver | None = None,
         damping: float | str | Rule = "auto",
+        engine: Engine | None = None,
         standardise: bool = True,
         random_state: int = 0,
         verbose: bool = False,
@@ -68,6 +71,7 @@ class Partitioned(Coefficients):
         self.schedule = schedule
         self.solver = solver
         self.damping = damping
+        self.engine = engine
         self.standardise = standardise
         self.random_state = random_state
         self.verbose = verbose
@@ -106,6 +110,8 @@ class Partitioned(Coefficients):
             solver=self.solver,
             schedule=schedule if self.schedule is None else self.schedule,
             damping=self.damping,
+            # A copy: what an engine keeps during a fit is no setting, and could neither be cloned nor written down.
+            engine=copy(self.engine),
             hyper=hyper,
             seed=self._seed,
         )

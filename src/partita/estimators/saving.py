@@ -56,7 +56,8 @@ def pack(estimator: "Partitioned") -> tuple[Arrays, Row]:
     row = {
         "name": type(estimator).__name__,
         "settings": kept,
-        "left_out": sorted(set(settings) - set(kept)),
+        # An engine changes nothing about what is learnt.
+        "left_out": sorted(set(settings) - set(kept) - {"engine"}),
         "parts": [{"name": part.name, "rows": part.rows, "weight": part.weight} for part in estimator._parts],
         "warned": estimator._warned,
         "features": estimator.n_features_in_,

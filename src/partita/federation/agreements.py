@@ -54,7 +54,8 @@ def find_model(folder: ServerFolder) -> AbstractModel:
         return recipe.settled
     if isinstance(recipe, FormulaRecipe):
         return rebuild_model(keep_agreement(folder, recipe, _complain).design)
-    assert isinstance(recipe, ProgramRecipe)
+    if not isinstance(recipe, ProgramRecipe):
+        raise InputError("a summary fits nothing: there is no model")
     return keep_program(folder, recipe.model, _complain)
 
 

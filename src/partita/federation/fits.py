@@ -16,12 +16,15 @@ from partita.models import AbstractModel, NumPyroModel
 from partita.report.regression import describe, write_regression
 from partita.result import Result
 from partita.server.settings import Settings
+from partita.summaries.asking import ask_for_summary
+from partita.summaries.saving import write_summary
 from partita.telemetry import Callback
 from partita.wire.agreed import check_plate
 from partita.wire.formula_recipe import FormulaRecipe
 from partita.wire.naming import SiteNames
 from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.recipe import Recipe
+from partita.wire.summary_recipe import SummaryRecipe
 
 
 def run_recipe(folder: ServerFolder, engine: Flower, callbacks: Sequence[Callback], warn: Callable[[str], Any]) -> None:
@@ -34,7 +37,9 @@ def run_recipe(folder: ServerFolder, engine: Flower, callbacks: Sequence[Callbac
         warn: is told what looks wrong in the tables of sites.
     """
     settings, recipe = replace(folder.settings, engine=engine), folder.recipe
-    if isinstance(recipe, FormulaRecipe):
+    if isinstance(recipe, SummaryRecipe):
+        _run_summary(folder, recipe, engine)
+    elif isinstance(recipe, FormulaRecipe):
         _run_formula(folder, recipe, engine, settings, callbacks, warn)
     elif isinstance(recipe, ProgramRecipe) and recipe.settled is None:
         _run_program(folder, recipe, engine, settings, callbacks).save(folder.result)
@@ -44,6 +49,16 @@ def run_recipe(folder: ServerFolder, engine: Flower, callbacks: Sequence[Callbac
         # Whoever reads it has tables, not what the model makes of them.
         design = recipe.columns.design if isinstance(recipe, Recipe) else None
         replace(result, design=design).save(folder.result)
+
+
+def _run_summary(folder: ServerFolder, recipe: SummaryRecipe, engine: Flower) -> None:
+    """Sum up the tables of all sites; nothing is fitted, and there is no journal."""
+    wanted = recipe.wanted
+    with Silos({site: site for site in folder.sites}, engine).connected() as connection:
+        found = ask_for_summary(
+            connection, wanted.columns, wanted.by, wanted.categorical, wanted.pairs, wanted.fewest_per_cell
+        )
+    write_summary(folder.result, found)
 
 
 def _run_formula(

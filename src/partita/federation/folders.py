@@ -22,6 +22,7 @@ from partita.wire.messages import Compression
 from partita.wire.naming import check_site_names
 from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.recipes import read_recipe
+from partita.wire.summary_recipe import SummaryRecipe
 
 SECTIONS, KEYS = (*SHARED, "schedule", "limits", "server"), ("damping", "seed")
 
@@ -104,7 +105,7 @@ class ServerFolder:
 
     @property
     def result(self) -> Path:
-        return self.run / "result.safetensors"
+        return self.run / ("summary.json" if isinstance(self.recipe, SummaryRecipe) else "result.safetensors")
 
     @property
     def has_run(self) -> bool:

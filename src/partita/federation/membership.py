@@ -1,7 +1,9 @@
-"""What an operator does about who is a member: a key is put in another's place, or revoked for good."""
+"""What an operator does about who is a member: a site is invited, its key replaced, or revoked for good."""
 
 import base64
 import binascii
+import os
+import shutil
 from pathlib import Path
 
 from partita.errors import ConfigError, InputError, StorageError
@@ -9,8 +11,46 @@ from partita.federation.folders import ServerFolder, read_server
 from partita.federation.register import Register
 from partita.federation.state import read_state, request
 from partita.foundation.files import MOST_SETTINGS, read_file, replace_file
-from partita.foundation.keys import canonical_key, fingerprint, is_signed_by, show_key
+from partita.foundation.keys import (
+    canonical_key,
+    fingerprint,
+    is_signed_by,
+    read_key,
+    read_public_key,
+    show_key,
+    write_site_key,
+)
+from partita.foundation.locks import private_folder
+from partita.site.settings import SITE, site_file_text
+from partita.wire.naming import check_site_names
+from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.signing import Rotation
+
+
+def invite(path: Path, site: str) -> str:
+    """Let a site in that the federation's file does not list: its folder, made as those of the others; what was done.
+
+    It becomes part of the run as soon as it says that it can work.
+    """
+    folder = read_server(path)
+    if site in folder.members.names:
+        raise InputError(f"site {site!r}: there is one of that name already, and names are given once")
+    check_site_names([site])
+    made, public = folder.path / "for-sites" / site, folder.public_key(site)
+    for one in (made, public):
+        if os.path.lexists(one):
+            raise InputError(f"{one}: is in the way: an earlier attempt may have been cut off; delete it")
+    with private_folder(made):
+        write_site_key(made / "site.key", public)
+        replace_file(made / "ca.crt", read_key(folder.keys / "ca.crt"))
+        text = site_file_text(site, folder.server.address, folder.recipe.reads, None)
+        replace_file(made / SITE, text.encode())
+        program = folder.recipe.wanted.file if isinstance(folder.recipe, ProgramRecipe) else None
+        if program is not None:
+            shutil.copyfile(folder.path / program, made / program)
+    # From here on its key opens the door.
+    Register(folder.public_keys).add("invited", site, key=show_key(read_public_key(public)))
+    return f"{made}: carry it there, and delete it here; the site joins as soon as it is connected and can work"
 
 
 def rotate(path: Path, site: str, file: Path) -> str:

@@ -159,6 +159,22 @@ prior_scale = 2.5
     return Plan(recipe, _open_rounds(sites), tuple(columns))
 
 
+def plan_summary(columns: Sequence[str], by: str | None, cross: Sequence[Sequence[str]]) -> Plan:
+    """A summary of columns, which fits nothing."""
+    more = "" if by is None else f"by = {_toml(by)}\n"
+    more += f"cross = {_toml([list(pair) for pair in cross])}\n" if cross else ""
+    recipe = f"""\
+[summary]
+columns = {_toml(list(columns))}
+{more}# Columns of numbers that are levels.
+# categorical = []
+# Fewer rows are never counted by themselves; sites may ask for more.
+fewest_per_cell = 3
+"""
+    pairs = (name for pair in cross for name in pair)
+    return Plan(recipe, "", tuple(dict.fromkeys([*columns, *([] if by is None else [by]), *pairs])))
+
+
 def plan_program(
     program: str | Path, columns: Mapping[str, str | list[str]], local: Mapping[str, str], sites: Sequence[str]
 ) -> Plan:
@@ -217,7 +233,7 @@ def _file_text(sites: Sequence[str], address: str, plan: Plan) -> str:
 {plan.rounds}
 [server]
 address = {_toml(address)}
-# Their public keys are sites/NAME.pub. All sites are listed before the run begins.
+# Their public keys are sites/NAME.pub. Those that come later: partita invite.
 sites = {_toml(list(sites))}
 # Begin as soon as so many sites are there; the others may come later. All of them, if left out.
 # minimum = {max(1, len(sites) - 1)}

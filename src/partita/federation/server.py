@@ -33,8 +33,8 @@ class Reporter:
         self._log = open_log(folder.run, "log")
         self._state: State = "waiting for sites"
         self._row: Row = {}
-        self._sites: dict[int, Row] = {site: {} for site in range(len(folder.sites))}
-        self._peers: Sequence[Peer] = [Peer(name) for name in folder.sites]
+        self._sites: dict[str, Row] = {}
+        self._peers: Sequence[Peer] = [Peer(name) for name in folder.members.names]
         self._problems: dict[str, str] = {}
 
     def watch(self, peers: Sequence[Peer]) -> None:
@@ -55,11 +55,14 @@ class Reporter:
         self._state = "running"
         row = event.row()
         self._row = {**row, "replayed": event.replayed}
+        # Until the first look at the sites of a run that is resumed, who has joined is not known here.
+        names = {peer.site: peer.name for peer in self._peers if peer.site is not None}
         for work in event.work:
-            self._sites[work.site] = {"staleness": work.staleness, "accepted": event.accepted, "seconds": work.seconds}
+            known = {"staleness": work.staleness, "accepted": event.accepted, "seconds": work.seconds}
+            self._sites[names.get(work.site, str(work.site))] = known
         if not event.replayed:
-            names = [self._names.name(site) for site in event.sites]
-            about = {"names": names, "refused": event.refused, "problems": event.problems}
+            called = [names.get(site, str(site)) for site in event.sites]
+            about = {"names": called, "refused": event.refused, "problems": event.problems}
             self._log.info("fold", extra={"row": {**row, **about, "quarantined": dict(event.quarantined)}})
         self.write()
 
@@ -73,7 +76,7 @@ class Reporter:
         self.write(reason)
 
     def write(self, reason: str = "") -> None:
-        sites = [{**describe_peer(peer), **self._sites[site]} for site, peer in enumerate(self._peers)]
+        sites = [{**describe_peer(peer), **self._sites.get(peer.name, {})} for peer in self._peers]
         row = {"attempt": self._attempt, "state": self._state, "reason": reason, **self._row, "sites": sites}
         write_state(self._folder, row)
 
@@ -121,6 +124,7 @@ def _run(grid: Any, folder: ServerFolder, reporter: Reporter) -> None:
         compression=server.compression,
         is_known=lambda node: canonical_key(node.public_key) == members.current().get(node.name),
         requests=Requests(folder),
+        invited=lambda: members.invited,
         watch=reporter.watch,
         notary=signatures,
     )

@@ -171,10 +171,10 @@ class Verifier:
     """Goes through the updates in a server's journal, and finds out of each whether its site has signed it."""
 
     def __init__(self, folder: ServerFolder):
-        recipe = folder.recipe
+        model = find_model(folder)
         self._folder, self._path = folder, folder.run / SIGNATURES
         self._members = folder.members
-        self._run, self._recipe = name_run(folder.run), digest_recipe(pinned(recipe.text))
+        self._run, self._recipe = name_run(folder.run), digest_recipe(pinned(folder.recipe.text))
         model = find_model(folder)
         self._like = prior_of(model, model.hyper)
         # Sites that the model has added to the run, whose updates are the server's own.

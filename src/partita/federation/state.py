@@ -3,6 +3,7 @@
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -75,7 +76,7 @@ def read_state(folder: ServerFolder) -> Row:
         return {
             "state": state,
             "serving": serving is not None,
-            "sites": [describe_peer(Peer(name)) for name in folder.sites],
+            "sites": [describe_peer(Peer(name)) for name in folder.members.names],
         }
     try:
         row = read_json(path)
@@ -90,8 +91,9 @@ def read_state(folder: ServerFolder) -> Row:
 
 
 def read_run_names(folder: ServerFolder) -> tuple[str, ...]:
-    """Names of the sites of a run, in the order in which it counts them."""
-    return folder.sites
+    """Names of the sites of a run, in the order in which it counts them: those that were listed, and who has joined."""
+    notices = read_notices(folder.run) if folder.has_run else ()
+    return (*folder.sites, *(notice.reason for notice in notices if notice.kind == "joined"))
 
 
 def read_barred(folder: ServerFolder) -> dict[str, str]:
@@ -102,13 +104,15 @@ def read_barred(folder: ServerFolder) -> dict[str, str]:
             found[notice.site] = f"{notice.kind}: {notice.reason}"
         elif notice.kind == "readmitted" and not found.get(notice.site, "").startswith("retired"):
             found.pop(notice.site, None)
-    return {folder.sites[site]: words for site, words in found.items() if 0 <= site < len(folder.sites)}
+    names = read_run_names(folder)
+    return {names[site]: words for site, words in found.items() if 0 <= site < len(names)}
 
 
 def read_strike_reasons(folder: ServerFolder) -> dict[str, list[str]]:
     """Why each site was struck, strike by strike, as the journal has it."""
     found = read_strikes(folder.run) if folder.has_run else {}
-    return {folder.sites[site]: reasons for site, reasons in found.items() if site < len(folder.sites)}
+    names = read_run_names(folder)
+    return {names[site]: reasons for site, reasons in found.items() if site < len(names)}
 
 
 def ask_server(path: Path, site: str, kind: RequestKind) -> str:
@@ -123,8 +127,9 @@ def ask_server(path: Path, site: str, kind: RequestKind) -> str:
 
 def request(folder: ServerFolder, site: str, kind: RequestKind) -> Path:
     """Leave a request that concerns a site in the server's folder; it is read when the server runs."""
-    if site not in folder.sites:
-        raise InputError(f"site {site!r}: there are {', '.join(folder.sites)}")
+    names = folder.members.names
+    if site not in names:
+        raise InputError(f"site {site!r}: there are {', '.join(names)}")
     path = folder.requests / f"{time.time_ns():020d}-{uuid.uuid4().hex}.json"
     try:
         replace_file(path, json.dumps({"site": site, "kind": kind}).encode())
@@ -140,19 +145,25 @@ class Requests:
         self._folder = folder
         self._handed: list[Path] = []
 
-    def __call__(self) -> list[Notice]:
+    def __call__(self, names: Sequence[str]) -> list[Notice]:
+        """Those that concern sites of a run, given the names of these in its order; others wait until they join."""
         # What was handed out last time is in the journal by now: the run asks again only after that.
         for path in self._handed:
             path.unlink(missing_ok=True)
-        self._handed = sorted(self._folder.requests.glob("*.json")) if self._folder.requests.is_dir() else []
-        return [self._notice(path) for path in self._handed]
+        paths = sorted(self._folder.requests.glob("*.json")) if self._folder.requests.is_dir() else []
+        found = {path: self._read(path) for path in paths}
+        self._handed = [path for path, row in found.items() if row["site"] in names]
+        return [_as_notice(found[path], names) for path in self._handed]
 
-    def _notice(self, path: Path) -> Notice:
+    @staticmethod
+    def _read(path: Path) -> Row:
         try:
             row = read_json(path)
             REQUEST(row, "request")
-            return Notice(
-                self._folder.sites.index(row["site"]), row["kind"], REASONS.get(row["kind"], "as the operator asked")
-            )
+            return row
         except (OSError, ValueError) as error:
             raise CorruptStorage(f"{path}: is no request: {error}: delete it") from None
+
+
+def _as_notice(row: Row, names: Sequence[str]) -> Notice:
+    return Notice(names.index(row["site"]), row["kind"], REASONS.get(row["kind"], "as the operator asked"))

@@ -80,7 +80,7 @@ def _make_event(run: Run, received: Received, left: Proposal, change: float, aft
     return Event(
         fold=tally.folds,
         version=ledger.version,
-        round=ledger.version / ledger.sites,
+        round=run.accounts.round,
         sites=tuple(left.sites),
         shares=tuple(after.shares.tolist()),
         wanted=left.wanted,

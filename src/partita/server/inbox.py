@@ -125,7 +125,9 @@ class Inbox:
         """An engine tells of sites of this run, in words that a journal knows; or it is broken."""
         if not isinstance(notice, Notice):
             raise EngineError(f"the engine gave {type(notice).__name__} where updates and notices were expected")
-        if notice.kind not in get_args(NoticeKind) or notice.site not in range(self._ledger.sites):
+        # A site that joins is the next one; no other joins before that is taken in.
+        known = range(self._ledger.sites) if notice.kind != "joined" else [self._ledger.sites]
+        if notice.kind not in get_args(NoticeKind) or notice.site not in known:
             raise EngineError(
                 f"the engine gave a notice of kind {notice.kind!r} for site {notice.site}: a run with "
                 f"{self._ledger.sites} sites knows {', '.join(get_args(NoticeKind))}"

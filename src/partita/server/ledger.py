@@ -252,6 +252,15 @@ class Ledger:
             fitted = fit_changes(self, sites, temper(proposed, self.factors_of(sites)), least)
         return fitted.shares * self.take(sites, fitted.changes, fitted.share, allowed)
 
+    def join(self) -> None:
+        """One more site, whose factor is flat: the posterior stays as it is."""
+        factors = self.prior.flat(self.sites + 1)
+        factors.put_rows(range(self.sites), self._factors)
+        self._factors = factors
+        self.sites += 1
+        # The new site's cavity is the posterior itself.
+        self._weakest = None
+
     def retire(self, site: int) -> float:
         """Divide a site's factor out; gives the share of it that could go.
 

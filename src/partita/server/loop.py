@@ -94,6 +94,8 @@ def note(run: Run, notice: Notice) -> None:
                 board.dropped(site)
         case "back":
             board.came_back(site)
+        case "joined":
+            run.join(site, notice.reason)
         case "readmitted":
             if site not in run.ledger.retired:
                 run.readmit(site)

@@ -60,14 +60,19 @@ class Run:
         # The posterior that double loops hold on to.
         self.anchor = self.ledger.posterior
         self.learner = None if settings.hyper is None else settings.hyper.begin(self.model, self.sites)
-        stochastic = settings.solver.stochastic or settings.expectation.stochastic
-        self.setup = Setup(self.sites, settings.schedule.parallel, stochastic, self.ledger.prior)
+        self.setup = self._describe()
         self.rules = self._make_rules()
         self.flights = self.ledger.flights
         self.board = Board(self.sites, settings.seed, self.flights)
-        self.accounts = Accounts(self.ledger, stochastic, self.setup.least)
+        self.accounts = Accounts(self.ledger, self.setup.stochastic, self.setup.least)
         # How many updates there will be, for progress bars.
         self.total = settings.schedule.total(self.sites)
+
+    def _describe(self) -> Setup:
+        """What rules are told of a run."""
+        settings = self.settings
+        stochastic = settings.solver.stochastic or settings.expectation.stochastic
+        return Setup(self.sites, settings.schedule.parallel, stochastic, self.ledger.prior)
 
     def _make_rules(self) -> Chain:
         """What an update passes, in order: age ▸ finite ▸ damping ▸ the user's own ▸ trust region ▸ cone."""
@@ -123,6 +128,23 @@ class Run:
         found = self.engine.ask(question if is_common else asked) if asked else {}
         answers, unusable = AnswerChecks(self.names).split(asked, found)
         return {site: answer.value for site, answer in answers.items()} | dict.fromkeys(uncounted, 0.0), unusable
+
+    def join(self, site: int, name: str) -> None:
+        """One more site: its factor is one, so that the posterior stays as it is, and it is asked from now on."""
+        before = self.settings.schedule.total(self.sites)
+        self.sites += 1
+        self.setup = self._describe()
+        self.accounts.join(self.setup.least)
+        self.ledger.join()
+        self.rules.join(self.setup)
+        if self.learner is not None:
+            self.learner.sites = self.sites
+        # As many rounds as were left, with one site more.
+        left = max(0, self.total - self.ledger.version)
+        self.total += round(left * self.settings.schedule.total(self.sites) / before) - left
+        self.names.add(site, name)
+        self.engine.join(site, name)
+        self.board.joined()
 
     def retire(self, site: int) -> None:
         """Divide a site's factor out: its data count no more."""

@@ -40,7 +40,7 @@ class Board:
         # How many folds there were; how far the latest ones would have moved the posterior, had all been taken; and how
         # far the latest fold of each site has moved it, and when.
         self.folds = 0
-        self.moved: deque[float] = deque(maxlen=max(ROUNDS_SETTLED, TURNS_SETTLED * sites))
+        self.moved = _remember(sites)
         self.last_change: dict[int, float] = {}
         self.last_visit: dict[int, int] = {}
 
@@ -58,6 +58,20 @@ class Board:
         for site in sites:
             self.idle[site] = None
             self.last_change[site], self.last_visit[site] = change, version
+
+    def joined(self) -> None:
+        """One more site, which nothing has been heard of: whatever had settled is open again."""
+        self.idle[self.sites] = None
+        self.sites += 1
+        self.moved = _remember(self.sites)
+
+    @property
+    def everybody(self) -> Iterator[int]:
+        """All sites in order, with those that join meanwhile."""
+        site = 0
+        while site < self.sites:
+            yield site
+            site += 1
 
     def dropped(self, site: int) -> None:
         """The task that a site had comes to nothing."""
@@ -110,6 +124,11 @@ class Board:
 
     def random(self) -> np.random.Generator:
         return np.random.default_rng((self.seed, 0x5C4ED))
+
+
+def _remember(sites: int) -> deque[float]:
+    """How far the latest folds of so many sites have moved the posterior."""
+    return deque(maxlen=max(ROUNDS_SETTLED, TURNS_SETTLED * sites))
 
 
 @dataclass(frozen=True)
@@ -182,7 +201,7 @@ class Sequential(Schedule):
         if self.together:
             while board.folds == 0:
                 yield [site for site in range(board.sites) if site not in board.away]
-        yield from board.passes(self.passes - self.together, lambda: range(board.sites), self.is_settled)
+        yield from board.passes(self.passes - self.together, lambda: board.everybody, self.is_settled)
 
     def total(self, sites: int) -> int:
         return self.passes * sites
@@ -200,7 +219,7 @@ class OnePass(Schedule):
         return True
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        yield from board.turns(range(board.sites))
+        yield from board.turns(board.everybody)
 
     def total(self, sites: int) -> int:
         return sites
@@ -266,7 +285,7 @@ class Priority(Schedule):
         self.check_settled()
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        for sites in board.turns(range(board.sites)):
+        for sites in board.turns(board.everybody):
             if board.version == self.updates:
                 return
             yield sites
@@ -317,10 +336,10 @@ class Synchronous(Schedule):
         return max(1, round(self.participation * sites))
 
     def plan(self, board: Board) -> Iterator[list[int]]:
-        generator, number = board.random(), self._number(board.sites)
+        generator = board.random()
         rest = self.rounds
         while rest > 0 and not self.is_settled(board):
-            folds = board.folds
+            folds, number = board.folds, self._number(board.sites)
             everybody = number == board.sites
             order = range(board.sites) if everybody else map(int, generator.permutation(board.sites))
             while board.nobody:

@@ -88,6 +88,8 @@ class Settings:
             limits=(self.limits, Limits),
             rules=(self.rules, Sequence),
         )
+        if self.engine is not None:
+            check_engine(self.engine)
         for rule in self.rules:
             if not callable(getattr(rule, "init", None)):
                 raise InputError(f"rules: expected rules, which have an `init`, got {rule!r}")
@@ -199,6 +201,17 @@ def check_kinds(**arguments: tuple[Any, Any]) -> None:
                 else repr(value)
             )
             raise InputError(f"{name}: expected a {getattr(kind, '__name__', kind)}, got {given}")
+
+
+def check_engine(engine: Any) -> None:
+    """Check that something carries messages."""
+    if isinstance(engine, type):
+        raise InputError(
+            f"engine: expected an engine, got the class {engine.__name__}: make one, {engine.__name__}(...)"
+        )
+    missing = [name for name in ("connect", "open", "ask", "submit", "collect", "close") if not hasattr(engine, name)]
+    if missing:
+        raise InputError(f"engine: expected one such as pt.engines.Ray(), got {engine!r}, which has no {missing[0]}")
 
 
 def check_seed(seed: Any) -> int:

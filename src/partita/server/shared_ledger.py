@@ -33,6 +33,10 @@ class SharedLedger(Ledger):
     def _no_factors(self) -> Family:
         return self.prior.flat(0)
 
+    def join(self) -> None:
+        """One more site shares the factor: the posterior stays as it is, and everybody's share of it is smaller."""
+        self.sites += 1
+
     def holds_nothing_of(self, site: int) -> bool:
         """Never known: what one site has said cannot be told from what the others have."""
         return False

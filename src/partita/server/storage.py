@@ -144,7 +144,7 @@ class Journal:
     def recorded(self) -> Iterator[Arrival]:
         """What was taken, in order, as it is on disk now."""
         query = "SELECT number, kind, site, version, payload, place, size, digest FROM arrivals ORDER BY number"
-        last = 0
+        last, sites = 0, self._sites
         with explain_errors(self.path):
             for number, kind, site, version, payload, place, size, digest in self._database.execute(query):
                 if place is not None:
@@ -158,7 +158,9 @@ class Journal:
                 if number != last + 1:
                     raise CorruptStorage(f"{self.path}: something is missing before update {number} (site {site})")
                 last = number
-                yield self._arrival(number, kind, site, version, payload)
+                if kind == "joined" and sites is not None:
+                    sites += 1
+                yield self._arrival(number, kind, site, version, payload, sites)
 
     def _read(self, place: Any, size: Any) -> bytes:
         """A payload; nothing, where no payload can be."""
@@ -169,9 +171,9 @@ class Journal:
         except OSError as error:
             raise StorageError(f"{self.folder / PAYLOADS}: could not be read: {error.strerror or error}") from error
 
-    def _arrival(self, number: int, kind: Any, site: Any, version: Any, payload: bytes) -> Arrival:
+    def _arrival(self, number: int, kind: Any, site: Any, version: Any, payload: bytes, sites: int | None) -> Arrival:
         try:
-            if not isinstance(site, int) or site < 0 or (self._sites is not None and site >= self._sites):
+            if not isinstance(site, int) or site < 0 or (sites is not None and site >= sites):
                 raise ValueError(f"there is no site {site}")
             if kind == "update":
                 return decode_update(site, version, payload, self._like)

@@ -9,12 +9,14 @@ from partita.foundation.text import MOST_REASON, clean
 from partita.models.base import count_numbers, count_parameters, prior_shapes
 from partita.site.consent import Consent, Pinned, digest_recipe
 from partita.site.held import check_recipe, check_size
+from partita.site.policy import Policy
 from partita.site.settings import SiteSettings, read_site
 from partita.wire.base_recipe import BaseRecipe
 from partita.wire.formula_recipe import FormulaRecipe
 from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.recipe import Recipe
 from partita.wire.recipes import parse_recipe
+from partita.wire.summary_recipe import SummaryRecipe
 
 # So much of a digest says which recipe is meant.
 FEWEST_CHARACTERS = 6
@@ -79,6 +81,8 @@ def _describe_model(recipe: BaseRecipe, settings: SiteSettings) -> list[str]:
     """What is computed, and what leaves: as far as that can be said without running anybody's code."""
     policy, solver = settings.policy, "the solver that is named below" if recipe.solver else "the solver that suits it"
     hyper = ", and the gradient of its hyperparameters" if recipe.learns_hyper else ""
+    if isinstance(recipe, SummaryRecipe):
+        return _describe_summary(recipe, policy)
     match recipe:
         case Recipe():
             shapes = prior_shapes(recipe.model, recipe.model.hyper)
@@ -102,6 +106,25 @@ def _describe_model(recipe: BaseRecipe, settings: SiteSettings) -> list[str]:
         *(f"leaves: {told[kind]}" for kind in kinds),
         *([] if isinstance(recipe, Recipe) else [together]),
         f"leaves: rounded to fewer digits, if the server asks for that: {'yes' if policy.compression else 'never'}",
+    ]
+
+
+def _describe_summary(recipe: SummaryRecipe, policy: Policy) -> list[str]:
+    """What a summary computes and tells."""
+    wanted, fewest = recipe.wanted, recipe.wanted.fewest_per_cell
+    by = "" if wanted.by is None else f", broken down by {json.dumps(wanted.by)}"
+    pairs = "".join(f", {json.dumps(first)} with {json.dumps(second)}" for first, second in wanted.pairs)
+    told = {
+        "about": "the number of rows, whenever the server asks how the site is",
+        "outline": "for each column its kind; about where its quantiles are, rounded, and each the mean of at least "
+        f"{fewest} neighbours; levels by their names, if {fewest} rows have them",
+        "tabulate": f"counts of rows by levels and in bins of numbers{pairs}{by}; means, and squares around them; no "
+        f"cell of fewer than {fewest} rows",
+    }
+    return [
+        "computes: a summary of the table; nothing is fitted",
+        *(f"leaves: {told[kind]}" for kind in policy.answers if kind in told),
+        "leaves: each of these, the number of rows apart, in one form only until you approve again",
     ]
 
 
@@ -146,6 +169,10 @@ def _describe_policy(recipe: BaseRecipe, settings: SiteSettings) -> str:
         # That it cannot be built is said already.
         return "your policy was not asked"
     policy = settings.policy
+    if isinstance(recipe, SummaryRecipe):
+        if recipe.wanted.fewest_per_cell < policy.fewest_per_cell:
+            return f"your policy refuses this (fewest_per_cell): its cells have to have {policy.fewest_per_cell} rows"
+        return f"your policy allows this, if the table has {policy.fewest_rows} rows"
     return (
         f"your policy allows this, if the table has {policy.fewest_rows} rows, "
         f"{policy.fewest_per_cell} in each cell, and {1 / policy.most_parameters_per_row:.3g} for each parameter"

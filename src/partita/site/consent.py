@@ -15,6 +15,8 @@ from partita.wire.base_recipe import KEYS, SECTIONS
 
 # The parts of a recipe that decide what is read, and what leaves. When a server asks whom is its own affair.
 PINNED = (*SECTIONS, *KEYS)
+# Questions that are answered in one form under one approval: two that differ a little would tell what a few rows are.
+ONCE = ("outline", "tabulate")
 # The most letters of a recipe.
 LONGEST = 100_000
 Pinned = dict[str, Any]
@@ -22,7 +24,7 @@ SECTION = entries(anything)
 RECIPE = fields({}, {name: SECTION for name in PINNED if name != "seed"} | {"seed": whole(0, 2**32 - 1)})
 PROPOSED = fields({"recipe": RECIPE})
 ACCEPTED = fields({"recipe": RECIPE, "name": text(100)}, {"digest": text(64)})
-USED = fields({"name": text(100)}, {"refine": whole(), "questions": whole()})
+USED = fields({"name": text(100)}, {"refine": whole(), "questions": whole(), **dict.fromkeys(ONCE, text(64))})
 
 
 class Consent:
@@ -82,9 +84,7 @@ class Consent:
             if kind == "refine"
             else ("most_questions", "questions", policy.most_questions)
         )
-        name = (_read(self._accepted, ACCEPTED) or {}).get("name")
-        used = _read(self._used, USED) or {}
-        used = used if used.get("name") == name else {"name": name}
+        used = self._read_used()
         number = used.get(counted, 0) + 1
         if number > most:
             raise PolicyRefusal(
@@ -93,6 +93,27 @@ class Consent:
                 f"raise {key} in [policy] of site.toml, if that is right",
             )
         _write(self._used, {**used, counted: number})
+
+    def pin(self, kind: str, question: str) -> None:
+        """Check that a question that is answered in one form is the one that was answered before, if any was."""
+        if kind not in ONCE:
+            return
+        used, digest = self._read_used(), hashlib.sha256(question.encode()).hexdigest()
+        if used.get(kind, digest) != digest:
+            # What is proposed is the same again: counting begins anew with that.
+            _write(self._proposed, {"recipe": self.accepted})
+            advice = f"if it may ask anew, approve the recipe again: partita site approve {self._folder}"
+            raise PolicyRefusal(
+                "approval", f"the server has asked {kind!r} in another form under this approval", advice
+            )
+        if kind not in used:
+            _write(self._used, {**used, kind: digest})
+
+    def _read_used(self) -> dict[str, Any]:
+        """What has been made use of since the latest approval."""
+        name = (_read(self._accepted, ACCEPTED) or {}).get("name")
+        used = _read(self._used, USED) or {}
+        return used if used.get("name") == name else {"name": name}
 
 
 def pinned(text: str) -> Pinned:

@@ -20,7 +20,6 @@ from partita.wire.base_recipe import BaseRecipe
 from partita.wire.codec import decode_question, encode_answer
 from partita.wire.messages import Compression, decode_task, encode_update
 from partita.wire.questions import FOREIGN, QUESTIONS, Question
-from partita.wire.recipe import Recipe
 from partita.wire.recipes import parse_recipe
 from partita.wire.tasks import Task
 
@@ -91,22 +90,24 @@ class Site:
         self._consent.count(kind, policy)
         if kind != "refine":
             question = decode_question(kind, asked.payload, held.like)
-            self._keep(request, question)
+            self._consent.pin(kind, repr(question))
+            self._keep(request, asked, question)
             return encode_answer(type(question), held.answer(question)), None
         if held.like is None:
             raise MalformedMessage("task: comes before sites have agreed on what is computed")
         task = decode_task(asked.payload, held.like)
         if task.site != asked.site:
             raise MalformedMessage(f"task: it is for site {task.site}, and this is site {asked.site}")
-        self._keep(request, task)
+        self._keep(request, asked, task)
         return encode_update(held.refine(task), asked.compression), task.version
 
-    def _keep(self, request: dict[str, Any], sent: Task | Question) -> None:
+    def _keep(self, request: dict[str, Any], asked: "Asked", sent: Task | Question) -> None:
         """Keep the posterior that was sent, for predictions here. Without it, the site answers all the same."""
-        if not isinstance(self._recipe, Recipe):
+        if self._recipe is None or asked.digest is None:
             return
         with suppress(StorageError):
-            keep_posterior(self.folder / "run", self._recipe, str(request.get("run", "")), sent)
+            run = str(request.get("run", ""))
+            keep_posterior(self.folder / "run", self._recipe, asked.agreed, asked.digest, run, sent)
 
     def _ready(self, kind: str, asked: "Asked") -> tuple[Held, Policy]:
         """The data, ready for a question of this kind; and the policy."""

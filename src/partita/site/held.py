@@ -19,7 +19,7 @@ from partita.site.sources import read_source
 from partita.wire.agreed import Agreed
 from partita.wire.base_recipe import BaseRecipe
 from partita.wire.naming import SiteNames
-from partita.wire.questions import About, AboutAnswer, Answer, Question
+from partita.wire.questions import About, AboutAnswer, Answer, Outline, Question, Tabulate
 from partita.wire.tasks import Task, Update
 
 # Rows that shards may be padded to beyond their own: so many, or so many times as many.
@@ -127,6 +127,8 @@ class Held:
     def answer(self, question: Question) -> Answer:
         """The answer to a question, if neither recipe nor policy forbids it."""
         self._recipe.check_question(question)
+        if isinstance(question, Outline | Tabulate):
+            self._policy.check_fewest(question.fewest)
         reading = getattr(question, "reading", None)
         with self._names.told():
             if reading is not None:

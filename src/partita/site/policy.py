@@ -13,7 +13,19 @@ from partita.foundation.text import clean
 
 # What a federation's site can answer at all, where its person has approved a recipe that needs it: its number of rows,
 # updates, log likelihoods, and what formulas and programs have to know of tables beforehand.
-KINDS = ("about", "refine", "evaluate", "levels", "rows", "moments", "products", "layout", "groups")
+KINDS = (
+    "about",
+    "refine",
+    "evaluate",
+    "levels",
+    "rows",
+    "moments",
+    "products",
+    "layout",
+    "groups",
+    "outline",
+    "tabulate",
+)
 # What is not counted: whoever asks how a site is asks again and again.
 UNCOUNTED = ("about",)
 
@@ -69,6 +81,15 @@ class Policy:
     def check_kind(self, kind: str) -> None:
         if kind in KINDS and kind not in self.answers:
             raise _refuse("answers", f"answers to {kind!r} may not leave this site")
+
+    def check_fewest(self, fewest: int) -> None:
+        """Check how many rows a cell of a summary has to have."""
+        if fewest < self.fewest_per_cell:
+            raise _refuse(
+                "fewest_per_cell",
+                f"the server asks for cells of {fewest} rows and more, fewer than the policy asks for "
+                f"(fewest_per_cell = {self.fewest_per_cell})",
+            )
 
     def check_compression(self, wanted: str) -> None:
         if wanted != "none" and not self.compression:

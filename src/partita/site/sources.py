@@ -16,6 +16,7 @@ from partita.wire.base_recipe import BaseRecipe
 from partita.wire.formula_recipe import FormulaRecipe
 from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.recipe import Columns, Recipe
+from partita.wire.summary_recipe import SummaryRecipe
 
 # Groups of all sites are counted through: so many at each at most, so that nobody has to know those of others.
 MOST_GROUPS, MOST_SITES = 2**20, 2**11
@@ -43,6 +44,10 @@ def read_source(recipe: BaseRecipe, settings: SiteSettings, number: int) -> Sour
             return _read_by_formula(recipe, settings)
         case ProgramRecipe():
             return _read_arguments(recipe, settings, number)
+        case SummaryRecipe():
+            # Cells are seen to where they are counted.
+            frame = read_named(settings, recipe.reads)
+            return Source(frame, len(frame), [])
     raise InputError(f"{type(recipe).__name__}: is no recipe that is known here")
 
 

@@ -28,7 +28,7 @@ from partita.wire.questions import Question
 
 # Sections and keys of a federation's file that sites are told as they stand there. Of [hyper] they only read whether it
 # is there; the person of a site is shown all of it.
-SECTIONS, KEYS = ("columns", "model", "regression", "program", "solver", "hyper"), ("seed",)
+SECTIONS, KEYS = ("columns", "model", "regression", "program", "summary", "solver", "hyper"), ("seed",)
 
 
 @dataclass(frozen=True)

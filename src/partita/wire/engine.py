@@ -44,6 +44,11 @@ class Engine(Protocol):
         """Wait for at least one update, or for news of a site."""
         ...
 
+    def join(self, site: int, name: str) -> None:
+        """A site has become part of the run, under this number, because the engine gave notice of it: now, or in the
+        journal that is replayed."""
+        ...
+
     def close(self) -> None: ...
 
 

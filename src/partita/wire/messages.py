@@ -37,7 +37,7 @@ NUMBERS = (
     "expected_log_prob", "expected_log_factor", "expected_log_change", "steps", "outcome", "seconds", "finished_at",
 )  # fmt: skip
 
-NoticeKind = Literal["away", "back", "dropped", "struck", "quarantined", "retired", "readmitted"]
+NoticeKind = Literal["away", "back", "dropped", "struck", "quarantined", "retired", "readmitted", "joined"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Notice:
     `away`: it does not answer, what it was asked for comes to nothing; `back`: it can be asked again; `dropped`: what
     it was asked for comes to nothing, nothing else; `struck`: the run could take next to nothing of its update, or did
     not believe its report, which is said and has no effect by itself; `quarantined`: it is not asked again before
-    somebody says so (`readmitted`); `retired`: its factor is to be divided out, and it is not asked again.
+    somebody says so (`readmitted`); `retired`: its factor is to be divided out, and it is not asked again; `joined`: it
+    is new, and becomes part of the run as its next site, with a factor of one; the reason is its name.
     """
 
     site: int
@@ -61,7 +62,7 @@ class Notice:
     @property
     def ends_task(self) -> bool:
         """Whether what the site was asked for comes to nothing."""
-        return self.kind not in ("back", "readmitted", "struck")
+        return self.kind not in ("back", "readmitted", "struck", "joined")
 
 
 Arrival = Update | Notice

@@ -12,9 +12,9 @@ from partita.errors import InputError, SiteError
 from partita.foundation.text import clean
 
 
-@dataclass(frozen=True)
+@dataclass
 class SiteNames:
-    """The names of sites in their order; without any, they are called by their numbers.
+    """The names of sites in their order; without any, they are called by their numbers. Sites may join.
 
     >>> SiteNames(("north", "south")).of(1), SiteNames().of(1)
     ('site south', 'site 1')
@@ -23,6 +23,11 @@ class SiteNames:
     names: tuple[str, ...] = ()
     # The number of the first of them: a site that knows no other has a number all the same.
     first: int = 0
+
+    def add(self, site: int, name: str) -> None:
+        """A site has joined, as the next one."""
+        if name and len(self.names) == site:
+            self.names = (*self.names, clean(name))
 
     def of(self, site: int) -> str:
         """How a site is called in a text."""

@@ -1,4 +1,4 @@
-"""The kinds of recipes: columns and a model of the registry, a formula, or a program."""
+"""The kinds of recipes: columns and a model of the registry, a formula, a program, or a summary."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from partita.wire.base_recipe import BaseRecipe
 from partita.wire.formula_recipe import FormulaRecipe
 from partita.wire.program_recipe import ProgramRecipe
 from partita.wire.recipe import Recipe
+from partita.wire.summary_recipe import SummaryRecipe
 
 
 def read_recipe(file: SettingsFile, tables: Table, folder: Path, waits: bool = True, once: bool = False) -> BaseRecipe:
@@ -21,6 +22,8 @@ def read_recipe(file: SettingsFile, tables: Table, folder: Path, waits: bool = T
         waits: whether a round waits for all who were asked.
         once: whether every site is asked only once.
     """
+    if "summary" in tables:
+        return SummaryRecipe.read(file, tables)
     if "regression" in tables:
         return FormulaRecipe.read(file, tables, waits, once)
     if "program" in tables:

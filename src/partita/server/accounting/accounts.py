@@ -77,6 +77,8 @@ class Accounts:
         self.ledger, self.least = ledger, least
         self.tally = Tally()
         self.evidence = Evidence(ledger.sites, Credibility(noisy))
+        # How many rounds there were when the latest site joined, and updates by then.
+        self.rounds, self._rounds_from = 0.0, 0
         # How far the posterior has come: Σ √KL and Σ KL over all folds.
         self.length = self.travelled = 0.0
         # Means and log-partitions of the latest prior and posterior, each computed once.
@@ -152,6 +154,18 @@ class Accounts:
         self.length += math.sqrt(max(change, 0.0))
         self.travelled += max(change, 0.0)
         return change
+
+    def join(self, least: float) -> None:
+        """One more site, of which nothing has been heard. The ledger does not count it yet."""
+        self.rounds = self.round
+        self._rounds_from = self.ledger.version
+        self.evidence.sites += 1
+        self.least = least
+
+    @property
+    def round(self) -> float:
+        """How often as many updates have been folded as there were sites then."""
+        return self.rounds + (self.ledger.version - self._rounds_from) / self.ledger.sites
 
     def distrust(self, site: int) -> None:
         """Nothing that a site proposed is followed any more: its factor stands for its gradient."""

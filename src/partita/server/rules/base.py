@@ -152,6 +152,9 @@ class RuleState:
     def forget(self, site: int) -> None:
         """A site is divided out of the posterior: nothing that it said counts any more."""
 
+    def join(self, setup: Setup) -> None:
+        """One more site has joined, with a factor of one: what `init` was told of the run, as it is now."""
+
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""
 

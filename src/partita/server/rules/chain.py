@@ -90,6 +90,10 @@ class Chain:
         for state in self.states:
             state.forget(site)
 
+    def join(self, setup: Setup) -> None:
+        for state in self.states:
+            state.join(setup)
+
     def forgive(self, site: int) -> None:
         """An operator says that a site may be asked again: it begins anew."""
         self.strikes.forgive(site)

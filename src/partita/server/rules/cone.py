@@ -34,6 +34,9 @@ class ConeState(RuleState):
         self._sites, self._shares = proposal.sites, fitted.shares
         return replace(proposal, changes=fitted.changes, shares=fitted.shares, common=fitted.share)
 
+    def join(self, setup: Setup) -> None:
+        self.least = setup.least
+
     def after_fold(self, taken: np.ndarray) -> list[Remark]:
         self.latest.update(zip(self._sites, (self._shares * taken).tolist(), strict=True))
         words = "its update would leave a density improper, or bury the others', and nothing of it was taken"

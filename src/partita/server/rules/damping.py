@@ -46,7 +46,19 @@ class Fixed:
             check_share(damping=self.value)
 
     def init(self, setup: Setup) -> Damper:
-        return Damper(1 / setup.sites if self.value is None else self.value)
+        return FixedDamper(self.share(setup), self)
+
+    def share(self, setup: Setup) -> float:
+        """The share in a run of so many sites."""
+        return 1 / setup.sites if self.value is None else self.value
+
+
+@dataclass
+class FixedDamper(Damper):
+    settings: Fixed
+
+    def join(self, setup: Setup) -> None:
+        self.share = self.settings.share(setup)
 
 
 @dataclass(frozen=True)
@@ -99,10 +111,15 @@ class Auto:
             first,
             settings=self,
             current=first,
-            smallest=min(1e-3, 0.1 / setup.sites),
+            smallest=smallest_share(setup),
             blame=Blame(self.shrink, self.regrow),
             smooth=Smooth() if setup.stochastic else None,
         )
+
+
+def smallest_share(setup: Setup) -> float:
+    """The share below which automatic damping does not go."""
+    return min(1e-3, 0.1 / setup.sites)
 
 
 @dataclass
@@ -139,6 +156,9 @@ class AutoDamper(Damper):
     sites: list[int] = field(default_factory=list)
     # Whether only what the blamed site did is taken back.
     returning: bool = False
+
+    def join(self, setup: Setup) -> None:
+        self.smallest = min(self.smallest, smallest_share(setup))
 
     def observe(self, seen: FreeEnergy) -> None:
         self.blame.blamed, self.returning = None, False

@@ -136,6 +136,9 @@ class Trust(RuleState):
         used_up = f"its updates have moved the posterior by all of {self.limits.total or 0:g} nats that they may"
         return remarks + [Remark(site, used_up, quarantine=True) for site in sites if site in self.exhausted]
 
+    def join(self, setup: Setup) -> None:
+        self.least = setup.least
+
     def forgive(self, site: int) -> None:
         self.spent.pop(site, None)
         self.exhausted.discard(site)

@@ -136,6 +136,12 @@ class OptimiserState(RuleState):
     # The divergences of the latest moves.
     lengths: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
+    def join(self, setup: Setup) -> None:
+        """Gradients of all sites are those of more sites now: what changes of their sum have taught no longer holds."""
+        self.places.sites = setup.sites
+        self.pairs.forget()
+        self.last = self.way = None
+
     def observe(self, seen: FreeEnergy) -> None:
         """A fall by more than chance explains: what was learnt no longer holds, and moves have to be smaller.
 

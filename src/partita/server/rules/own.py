@@ -92,5 +92,9 @@ class OwnState(RuleState):
     def forget(self, site: int) -> None:
         self.state.forget(site)
 
+    def join(self, setup: Setup) -> None:
+        self.sites = setup.sites
+        self.state.join(setup)
+
     def forgive(self, site: int) -> None:
         self.state.forgive(site)

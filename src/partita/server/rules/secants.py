@@ -128,6 +128,9 @@ class SecantsState(RuleState):
     def observe(self, seen: FreeEnergy) -> None:
         self.seen = seen
 
+    def join(self, setup: Setup) -> None:
+        self.sites = setup.sites
+
     def forget(self, site: int) -> None:
         self._drop(site)
         self.blame.held.pop(site, None)
