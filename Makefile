@@ -51,7 +51,7 @@ format: .venv/dev.stamp
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/dev.stamp
+bench: .venv/engines.stamp
 	$(BIN)/python -m benchmarks.first_result
 	$(BIN)/python -m benchmarks.many_sites
 	$(BIN)/python -m benchmarks.fold_cost
@@ -63,6 +63,9 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.server
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.federation_rounds --sites 3,10,30
+	$(BIN)/python -m benchmarks.federation_rounds --sites 3,10 --model network
+	$(BIN)/python -m benchmarks.federation_rounds --load
 
 # Shapes that are written in types, checked at every call.
 SHAPED := partita.families,partita.expectations,partita.free_energy,partita.models,partita.solvers,partita.gp

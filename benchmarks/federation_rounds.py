@@ -264,6 +264,8 @@ def main() -> None:
     if chosen.hold:
         hold_sites(Path(chosen.hold[0]), chosen.hold[2:], Path(chosen.hold[1]))
         return
+    print("| sites | model | seconds a round | worst | processor: link | app | sites | bytes | how it ended | away |")
+    print("|" + "---|" * 10)
     for number in [100] if chosen.load else map(int, chosen.sites.split(",")):
         show(measure(number, chosen.model, 50 if chosen.load else chosen.rounds, chosen.hosts))
 

@@ -107,6 +107,16 @@ def test_cross_tables_are_those_of_the_pooled_rows(found):
         found.cross("smokes", "sex")
 
 
+@pytest.mark.parametrize("unit", [1.0, 1.0437, 1e-5, 7e6])
+def test_many_rows_at_an_end_have_a_bin_with_two_edges(unit):
+    frame = pd.DataFrame({"x": np.repeat([0.0, 0.31, 9.0], [40, 10, 40]) * unit})
+    found = pt.summary({"a": frame}).numbers("x")
+    for share, exact in ((0.25, 0.0), (0.5, 0.31), (0.75, 9.0)):
+        value, low, high = found.distribution.quantile(share)
+        assert low <= exact * unit <= high
+        assert value == pytest.approx(exact * unit, abs=0.3 * unit)
+
+
 def test_histograms_have_every_row_about_where_it_is(found):
     for name in NUMBERS:
         distribution = found.numbers(name).distribution

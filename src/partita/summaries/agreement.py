@@ -71,7 +71,10 @@ def choose_edges(knots: Sequence[Sequence[float]], is_whole: bool) -> tuple[floa
         return (low - away, low + away)
     shares = np.linspace(0, 1, EQUAL_SHARES + 1)
     points = np.sort(np.concatenate([np.interp(shares, SHARES, own) for own in knots]))
-    edges = np.unique(np.concatenate([np.linspace(low, high, EQUAL_WIDTH + 1), points[:: len(knots)]]))
+    # Knots are rounded: where many rows have the smallest or the largest number, it may lie a little further out.
+    width = (high - low) / EQUAL_WIDTH
+    even = np.linspace(low - width, high + width, EQUAL_WIDTH + 3)
+    edges = np.unique(np.concatenate([even, points[:: len(knots)]]))
     if is_whole:
         edges = np.unique(np.floor(edges)) + 0.5
     apart = np.diff(edges, prepend=-np.inf) > 1e-9 * (high - low)
