@@ -180,8 +180,9 @@ def _register_members(folder: ServerFolder, control: Control, known: set[tuple[s
 
 
 def _as_starting(before: Row, connected: frozenset[str] = frozenset()) -> Row:
-    """Who was there before is not known to be there now."""
-    sites = [{**row, "ready": False, "connected": row["site"] in connected} for row in before["sites"]]
+    """Who was there before is not known to be there now, nor whether it has the problem still."""
+    unknown = {"ready": False, "problem": ""}
+    sites = [{**row, **unknown, "connected": row["site"] in connected} for row in before["sites"]]
     return {**before, "state": "starting", "sites": sites}
 
 
