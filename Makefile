@@ -68,7 +68,7 @@ bench: .venv/engines.stamp
 	$(BIN)/python -m benchmarks.federation_rounds --load
 
 # Shapes that are written in types, checked at every call.
-SHAPED := partita.families,partita.expectations,partita.free_energy,partita.models,partita.solvers,partita.gp
+SHAPED := partita.families,partita.expectations,partita.free_energy,partita.models,partita.solvers,partita.gp,partita.gaussian_processes
 shapes: .venv/dev.stamp
 	PYTHONPATH=tests $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not engines" \
 		--jaxtyping-packages=$(SHAPED),shapes.check tests/families tests/solvers tests/models tests/gp

@@ -10,9 +10,9 @@ from scipy.stats import multivariate_normal
 
 from partita.errors import InputError
 from partita.foundation.runtime import precision
+from partita.gaussian_processes.kernels import SquaredExponential
+from partita.gaussian_processes.likelihoods import Normal, Probit
 from partita.gp.sparse import Batch, Factor, SparseGP, Step
-from partita.processes.kernels import SquaredExponential
-from partita.processes.likelihoods import Normal, Probit
 from partita.studies.paper import forms
 from partita.studies.paper.form_streams import FormClassifier, FormRegressor, Search
 from partita.studies.paper.forms import Form, Free, Old, Values

@@ -16,11 +16,11 @@ from partita.foundation.checks import check_count
 from partita.foundation.fields import anything, check_classes, entries, fields, flag, items, maybe, number, text, whole
 from partita.foundation.moments import Moments
 from partita.foundation.plain import Row, plain
+from partita.gaussian_processes import kernels, likelihoods
 from partita.gp import saving
 from partita.gp.learning import Learning
 from partita.gp.sparse import SparseGP
 from partita.gp.stream import Stream
-from partita.processes import kernels, likelihoods
 from partita.site.columns import warn_of_units
 from partita.telemetry import Callback, listening, tell
 

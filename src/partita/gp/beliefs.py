@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from partita.foundation.runtime import Array, compile_quickly, precision
+from partita.gaussian_processes.shapes import Draws
 from partita.gp.sparse import SparseGP
-from partita.processes.shapes import Draws
 
 # Standard deviation of the prior of every log hyperparameter.
 PRIOR_SCALE = 1.0

@@ -19,8 +19,8 @@ from jax.scipy.linalg import solve_triangular
 
 from partita.foundation.runtime import Array, outer
 from partita.foundation.shapes import PerRow, Scalar
+from partita.gaussian_processes.shapes import PerPlace, PlaceByRow, Square
 from partita.gp.whitened import cholesky, log_diagonal
-from partita.processes.shapes import PerPlace, PlaceByRow, Square
 
 
 class Seen(NamedTuple):

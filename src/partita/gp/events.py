@@ -17,10 +17,10 @@ from partita.families.independent import Independent
 from partita.foundation.plain import Row
 from partita.foundation.runtime import compile_quickly, on_host, precision
 from partita.foundation.shapes import Scalar
+from partita.gaussian_processes.shapes import OutputByPlace, Squares
 from partita.gp.sparse import Factor, SparseGP, Whitened
 from partita.gp.whitened import for_each
 from partita.models import Hyper
-from partita.processes.shapes import OutputByPlace, Squares
 from partita.server.events import Event
 
 if TYPE_CHECKING:

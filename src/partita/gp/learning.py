@@ -12,10 +12,10 @@ from partita.families.mean_field import MeanField, MeanFieldMoments
 from partita.foundation.checks import check_count, check_not_negative, check_one_of, check_positive
 from partita.foundation.runtime import Array, compile_quickly, ravel
 from partita.foundation.shapes import Scalar
+from partita.gaussian_processes.shapes import Draws, Logs, PerPlace, Places, StepDraws
 from partita.gp.beliefs import Beliefs, exponentials
 from partita.gp.sparse import Factor, SparseGP, Step, Terms
 from partita.gp.whitened import for_each
-from partita.processes.shapes import Draws, Logs, PerPlace, Places, StepDraws
 
 # Steps in which terms of a likelihood that is not Gaussian settle, after the hyperparameters have been learnt.
 TERM_STEPS = 40

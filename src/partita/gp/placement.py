@@ -8,11 +8,11 @@ import numpy as np
 
 from partita.foundation.runtime import Array, compile_quickly, on_host
 from partita.foundation.shapes import Inputs, PerRow, Scalar
+from partita.gaussian_processes.kernels import Params
+from partita.gaussian_processes.shapes import Chosen, PerChosen, PerPlace, Places
 from partita.gp.learning import Learning
 from partita.gp.padding import capacity_for, enlarge
 from partita.gp.sparse import Batch, Factor, SparseGP, Step
-from partita.processes.kernels import Params
-from partita.processes.shapes import Chosen, PerChosen, PerPlace, Places
 
 # The largest jitter, relative to the mean of the diagonal, before giving up.
 MOST_JITTER = 1e-3

@@ -9,11 +9,11 @@ from partita._version import __version__
 from partita.errors import ImproperDensity
 from partita.foundation.fields import anything, entries, fields, items, maybe, number, whole
 from partita.foundation.plain import Row, plain
+from partita.gaussian_processes import kernels, likelihoods
 from partita.gp.beliefs import Beliefs
 from partita.gp.learning import Learning
 from partita.gp.placement import MOST_JITTER
 from partita.gp.sparse import Factor, SparseGP
-from partita.processes import kernels, likelihoods
 
 if TYPE_CHECKING:
     from partita.gp.stream import Stream

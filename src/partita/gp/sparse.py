@@ -21,11 +21,9 @@ from jax.scipy.linalg import solve_triangular
 
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, PerRow, Scalar
-from partita.gp.collapsed import Seen, integrate_out
-from partita.gp.whitened import cholesky, for_each, log_partition, moments, solve_half, weigh
-from partita.processes.kernels import Kernel, Params, join_params, select_params
-from partita.processes.likelihoods import Likelihood
-from partita.processes.shapes import (
+from partita.gaussian_processes.kernels import Kernel, Params, join_params, select_params
+from partita.gaussian_processes.likelihoods import Likelihood
+from partita.gaussian_processes.shapes import (
     Covariances,
     OutputByPlace,
     OutputByRow,
@@ -35,6 +33,8 @@ from partita.processes.shapes import (
     Square,
     Squares,
 )
+from partita.gp.collapsed import Seen, integrate_out
+from partita.gp.whitened import cholesky, for_each, log_partition, moments, solve_half, weigh
 
 
 class Factor(NamedTuple):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from partita.foundation.shapes import Scalar
-from partita.processes.shapes import OutputByPlace, OutputByRow, PlaceByRow, Square, Squares, Stack
+from partita.gaussian_processes.shapes import OutputByPlace, OutputByRow, PlaceByRow, Square, Squares, Stack
 
 
 def cholesky(K: Square) -> Square:

@@ -17,11 +17,11 @@ from partita.foundation.checks import check_count, check_not_negative, check_one
 from partita.foundation.points import even_points, hermite
 from partita.foundation.runtime import Array, compile_quickly, on_host, precision
 from partita.foundation.shapes import Inputs, PerRow, Scalar, Vector
+from partita.gaussian_processes import kernels, likelihoods
+from partita.gaussian_processes.kernels import Kernel
+from partita.gaussian_processes.likelihoods import Likelihood, find_likelihood
+from partita.gaussian_processes.shapes import Places, RowByPlace
 from partita.models.base import Hyper, Predictor, Rows, check_numbers
-from partita.processes import kernels, likelihoods
-from partita.processes.kernels import Kernel
-from partita.processes.likelihoods import Likelihood, find_likelihood
-from partita.processes.shapes import Places, RowByPlace
 from partita.shards import Shard, as_numbers, check_rows, check_weights, make_shard, pad_rows
 
 # Points of the quadrature over what pseudo-points leave open: fewer than for a prior, because that is narrower.

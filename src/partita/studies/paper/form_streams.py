@@ -10,11 +10,11 @@ import optax
 
 from partita.families.mean_field import MeanField, MeanFieldMoments
 from partita.foundation.runtime import Array, compile_quickly, on_host, precision, ravel
+from partita.gaussian_processes.kernels import SquaredExponential
+from partita.gaussian_processes.likelihoods import Likelihood, Normal, Probit
 from partita.gp.beliefs import Beliefs, draw_noise, exponentials
 from partita.gp.sparse import SparseGP
 from partita.gp.whitened import for_each
-from partita.processes.kernels import SquaredExponential
-from partita.processes.likelihoods import Likelihood, Normal, Probit
 from partita.studies.paper.forms import Form, Free, Values, bound, combine, factorise, recall, see, whiten
 
 # Draws of hyperparameters that predictions average over.

@@ -23,9 +23,9 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 from partita.foundation.checks import check_one_of
 from partita.foundation.runtime import Array
+from partita.gaussian_processes.kernels import Params
 from partita.gp.sparse import SparseGP
 from partita.gp.whitened import cholesky
-from partita.processes.kernels import Params
 
 # Relative to the variance of the process, on the diagonal of covariances of points.
 JITTER = 1e-6

@@ -8,7 +8,7 @@ import numpy as np
 
 from partita.foundation.moments import Affine
 from partita.foundation.runtime import precision
-from partita.processes.kernels import SquaredExponential
+from partita.gaussian_processes.kernels import SquaredExponential
 from partita.studies.nuts import Plan, import_numpyro, sample_program
 
 JITTER = 1e-6

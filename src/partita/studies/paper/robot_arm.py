@@ -16,7 +16,7 @@ from partita.foundation.checks import check_one_of
 from partita.foundation.moments import Affine
 from partita.foundation.plain import Row
 from partita.foundation.runtime import precision
-from partita.processes.kernels import SquaredExponential
+from partita.gaussian_processes.kernels import SquaredExponential
 from partita.studies.options import Folder, Methods, Paper, Quick
 from partita.studies.pages import Experiment, Presentation
 from partita.studies.paper.form_streams import FormRegressor, Search

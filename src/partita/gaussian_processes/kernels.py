@@ -14,7 +14,7 @@ from partita.errors import InputError
 from partita.foundation.checks import check_positive
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Inputs, PerRow
-from partita.processes.shapes import Places, RowByPlace, RowByRow, Values
+from partita.gaussian_processes.shapes import Places, RowByPlace, RowByRow, Values
 
 Params = Mapping[str, Array]
 

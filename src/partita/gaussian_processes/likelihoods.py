@@ -16,7 +16,7 @@ from partita.foundation.checks import check_one_of, check_positive
 from partita.foundation.points import hermite
 from partita.foundation.runtime import Array
 from partita.foundation.shapes import Scalar
-from partita.processes.shapes import Values
+from partita.gaussian_processes.shapes import Values
 
 LOG_2PI = math.log(2 * math.pi)
 POINTS = 40
