@@ -678,10 +678,13 @@ FORBIDDEN = re.compile(r"(?<!allow_)pickle|allow_pickle=(?!False)|joblib|marshal
 
 
 def test_nothing_stored_or_sent_can_run_code():
-    sources = sorted(Path(pt.__file__).parent.rglob("*.py"))
+    package = Path(pt.__file__).parent
+    sources = sorted(package.rglob("*.py"))
     assert len(sources) > 20
     code = {path: re.sub(r'""".*?"""|#.*?$', "", path.read_text(), flags=re.DOTALL | re.MULTILINE) for path in sources}
-    assert [str(path) for path, text in code.items() if FORBIDDEN.search(text)] == []
+    found = {path.relative_to(package).as_posix(): FORBIDDEN.findall(text) for path, text in code.items()}
+    # One line runs code: that of a file at the site itself, whose digest its person has approved.
+    assert {name: words for name, words in found.items() if words} == {"foundation/own_code.py": ["exec("]}
 
 
 WIDE = pt.models.Network([64, 70, 10])
