@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 import partita as pt
 from partita.report.charts import Chart, Findings, Picture, draw_pictures, registry
 from partita.report.charts.base import Calibration, Coefficients, Intervals, style_figure
+from partita.report.charts.intervals import draw_coefficients
 from partita.report.charts.registry import LINES, PICTURES
 from partita.report.follower import Follower
 from partita.report.page import build_contents
@@ -56,3 +58,19 @@ def test_one_entry_puts_a_chart_on_the_page_of_a_run(tmp_path, monkeypatch):
     drawn = build_contents(follower.report())
     assert drawn["charts"][-1]["label"] == "clock of the run"
     assert (drawn["pictures"][-1]["title"], drawn["pictures"][-1]["words"]) == ("Sites", "2 sites.")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.4, 2.1), (-0.1, 0.2), (-9.0, 14.0), (-300.0, 5.0)])
+def test_ticks_of_ratios_are_few_and_written_whole(low, high):
+    intervals = np.array([[low, high - 0.1], [low + 0.05, high - 0.05], [low + 0.1, high]])
+    known = Coefficients(["a", "b"], intervals, np.ones(2), 0.95, "odds ratio")
+    picture = draw_coefficients(replace(EVERYTHING, coefficients=known))
+    axis = picture.figure.layout.xaxis
+    if high - low < 1:
+        # Less than a decade: Plotly writes numbers as they are.
+        assert axis.tickvals is None
+    else:
+        inside = [tick for tick in axis.tickvals if np.exp(low) <= tick <= np.exp(high)]
+        assert 3 <= len(inside) <= 20
+        assert 1.0 in axis.tickvals
+        assert [float(text) for text in axis.ticktext] == pytest.approx(list(axis.tickvals))

@@ -1,5 +1,6 @@
 """Intervals of parameters, and of a regression's coefficients."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from partita.report.formatting import format_value
 MOST_INTERVALS = 24
 # A logarithmic axis goes no further than exponentials of these.
 FURTHEST = 300
+# Decades of an axis with three ticks in each, and powers of ten that have a tick, at most.
+FEW_DECADES, MOST_POWERS = 3, 8
 
 
 def draw_posterior(findings: Findings) -> Picture | None:
@@ -100,5 +103,19 @@ def _turn_into_ratios(figure: Any, title: str) -> None:
     low, middle, high = (np.exp(np.clip(values, -FURTHEST, FURTHEST)) for values in (low, middle, high))
     points.x = middle.tolist()
     points.error_x.array, points.error_x.arrayminus = (high - middle).tolist(), (middle - low).tolist()
-    figure.update_xaxes(title=title, type="log")
+    figure.update_xaxes(title=title, type="log", **_choose_ticks(float(low.min()), float(high.max())))
     figure.add_vline(x=1, line={"width": 1, "dash": "dot"})
+
+
+def _choose_ticks(low: float, high: float) -> dict[str, Any]:
+    """Ticks at 1, 2 and 5 of every decade, or at powers of ten: left to itself, Plotly writes 5 where 0.5 is meant.
+
+    Over less than a decade it writes numbers as they are.
+    """
+    decades = math.log10(high / low) if low > 0 else math.inf
+    if decades < math.log10(5):
+        return {}
+    first, last = math.floor(math.log10(max(low, math.exp(-FURTHEST)))), math.ceil(math.log10(high))
+    each, steps = max(1, (last - first) // MOST_POWERS), (1, 2, 5) if decades <= FEW_DECADES else (1,)
+    ticks = [step * 10.0**power for power in range(first // each * each, last + 1, each) for step in steps]
+    return {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
