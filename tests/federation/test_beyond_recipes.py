@@ -10,15 +10,18 @@ from typer.testing import CliRunner
 
 from memory_federation import MemoryFederation
 from partita.cli import app
+from partita.designs.columns import Column
+from partita.designs.design import Design
 from partita.designs.regressions import rebuild_model
 from partita.errors import ConfigError
 from partita.federation.folders import read_server
 from partita.federation.new import plan_formula, plan_program
 from partita.formulas.agreement import agree
 from partita.formulas.silos import Silos
-from partita.models import prior_of
+from partita.models import NumPyroModel, prior_of
 from partita.server.ledger import Ledger
 from partita.site.approval import describe_proposal, read_proposal
+from partita.site.consent import MOST_AGREED
 from partita.site.gate import CANNOT, Site
 from partita.site.held import Held
 from partita.site.settings import read_site
@@ -85,6 +88,8 @@ def read(formula, family="bernoulli", **options):
 def told(recipe, reading, **changes):
     """What a server says that sites have agreed on, and a digest of what it computes."""
     model = rebuild_model(reading.design)
+    # As a fit says it: rows are numbered by groups for programs alone.
+    reading = reading if isinstance(model, NumPyroModel) else replace(reading, first_groups=())
     return {"agreed": Agreed.of(model, reading).encode(), "digest": recipe.digest_of(model), **changes}
 
 
@@ -346,3 +351,99 @@ def run_alone(path, monkeypatch, plan):
     ours = MemoryFederation(path, plan, ("a",), monkeypatch)
     ours.write_table("a", TABLE)
     return ours.run()
+
+
+def with_line(plan, line):
+    """A plan with one more line in its section [regression]."""
+    return replace(plan, recipe=plan.recipe.replace("[regression]", f"[regression]\n{line}"))
+
+
+def ask_as(asking, reading, kind="moments"):
+    """The words of a refusal of a reading, in a question and beside a task; nothing, where it is answered."""
+    return asking.ask(kind, {"moments": Moments, "rows": Rows}[kind](reading))
+
+
+def test_numbers_are_not_read_as_levels_and_levels_not_in_another_order(asking):
+    """Or a row with a value of its own would be the level that no term stands for."""
+    design = read(FORMULA).design
+    for name, levels in (("age", ("50", "60")), ("ward", None), ("ward", ("westernmost", "easternmost"))):
+        columns = {**design.columns, name: Column(name, levels)}
+        reading = replace(read(FORMULA), design=Design.unscaled(FORMULA, "bernoulli", design.parsed, columns))
+        words = asking.refuses("moments", Moments(reading))
+        assert "(approval): the server asks beyond the approved recipe: " in words
+        assert "levels" in words
+
+
+def test_a_level_that_no_term_stands_for_is_a_cell_too(tmp_path, monkeypatch):
+    """The first level in the alphabet, in rows of which all but two miss something else."""
+    table = TABLE.assign(ward=["easternmost"] * 8 + ["westernmost"] * (ROWS - 8))
+    table.loc[2:7, "age"] = np.nan
+    asking = Asking(tmp_path, monkeypatch, plan_formula(FORMULA, "bernoulli", ["a"]), table)
+    assert "(fewest_per_cell)" in ask_as(asking, read(FORMULA), "rows")
+
+
+def test_terms_that_part_off_a_few_rows_are_refused_whatever_their_values(tmp_path, monkeypatch):
+    for number, term in enumerate(("I((family == 3) * age)", "I((family == 3) + 1e-12 * age)")):
+        formula = f"ill ~ {term}"
+        plan = plan_formula(formula, "bernoulli", ["a"])
+        asking = Asking(tmp_path / str(number), monkeypatch, plan, said="policy: fewest_per_cell = 5")
+        assert "one of the values of a term" in ask_as(asking, read(formula), "rows")
+
+
+def test_how_a_site_is_may_be_asked_about_few_agreements(asking):
+    """Whether a table can be read in some way tells of it: a server cannot try one way after another."""
+    reading = read(FORMULA)
+    words = []
+    for number in range(MOST_AGREED + 1):
+        shifted = replace(reading, design=replace(reading.design, centre=reading.design.centre + number))
+        words.append(asking.ask("about", **told(asking.recipe, shifted)))
+    assert words[:-1] == [""] * MOST_AGREED
+    assert f"the server has said {MOST_AGREED} different things" in words[-1]
+    assert asking.ask("about", **told(asking.recipe, reading)) == ""
+
+
+@pytest.mark.parametrize(("centre", "unit"), [(0.0, 1e160), (0.0, 1e-9), (1e17, 1.0), (0.0, 0.0)])
+def test_middles_and_units_are_of_an_order_that_columns_have(asking, centre, unit):
+    """Squares that vanish, overflow or are rounded would count the rows beyond a value."""
+    reading = read(FORMULA)
+    question = Products(np.array([0]), np.array([centre]), np.array([unit]), reading)
+    assert "middles or units" in asking.refuses("products", question)
+    if unit > 0:
+        design = replace(reading.design, centre=reading.design.centre + centre, unit=reading.design.unit * unit)
+        assert asking.refuses("about", **told(asking.recipe, replace(reading, design=design)))
+
+
+@pytest.mark.parametrize("used", [[0, 0], [-1], [7], [1, 0]])
+def test_products_are_of_columns_that_there_are(asking, used):
+    question = Products(np.array(used), np.zeros(len(used)), np.ones(len(used)), read(FORMULA))
+    assert "products of columns that there are not" in asking.refuses("products", question)
+
+
+def test_targets_are_not_taken_for_weights(asking):
+    reading = read(FORMULA)
+    model = rebuild_model(reading.design)
+    said = {"agreed": Agreed.of(model, replace(reading, first_groups=(0,))).encode(), "digest": "x"}
+    said["digest"] = asking.recipe.digest_of(model)
+    assert "groups of rows where the formula has none" in asking.refuses("about", **said)
+
+
+def test_a_few_rows_are_not_held_out(tmp_path, monkeypatch):
+    """Sums of all rows, less those of the fitted ones, are sums of those that are held out."""
+    plan = plan_formula(FORMULA, "bernoulli", ["a"])
+    asking = Asking(tmp_path, monkeypatch, with_line(plan, "held_out = 0.1"))
+    reading = read(FORMULA, held_out=0.1)
+    assert "fewer rows would be held out" in asking.refuses("rows", Rows(reading))
+    assert asking.ask("rows", Rows(replace(reading, held_out=0.0))) == ""
+
+
+def test_weights_do_not_make_few_rows_many(tmp_path, monkeypatch):
+    alone = TABLE.assign(w=np.where(np.arange(ROWS) == 3, 40, 0))
+    heavy = TABLE.assign(w=np.where(np.arange(ROWS) == 3, 4000, 1))
+    rare = TABLE.assign(w=2, age=np.where(np.arange(ROWS) < 2, 97.0, 50.0))
+    keys = ("fewest_rows", "fewest_rows", "fewest_per_cell")
+    for key, (number, table) in zip(keys, enumerate((alone, heavy, rare)), strict=True):
+        plan = with_line(plan_formula(FORMULA, "bernoulli", ["a"]), 'weights = "w"')
+        asking = Asking(tmp_path / str(number), monkeypatch, plan, table)
+        with Silos.of({"a": TABLE.assign(w=1)}, None).connected() as connection:
+            reading = agree(connection, FORMULA, "bernoulli", weights="w").reading
+        assert f"({key})" in asking.refuses("rows", Rows(reading))

@@ -99,14 +99,8 @@ def _sum_moments(holder: Holder, site: int, question: q.Moments) -> Answer:
     else:
         parts = [(own.mean, own.total) for own in (moments.Moments.of(part, weights) for part in (X, y))]
     (mean, total), (target_mean, target_total) = parts
-    size, target_size = (_round_up(np.abs(part).max(axis=0)) for part in (X, y))
+    size, target_size = (moments.round_up_sizes(np.abs(part).max(axis=0)) for part in (X, y))
     return q.MomentsAnswer(float(weights.sum()), mean, total, size, target_mean, target_total, target_size)
-
-
-def _round_up(sizes: np.ndarray) -> np.ndarray:
-    """The next power of sixteen: the largest value of a column is one person's, and its order is all that is needed."""
-    exponents = np.frexp(sizes)[1]
-    return np.where(sizes > 0, np.ldexp(1.0, 4 * -(-exponents // 4)), 0.0)
 
 
 def _multiply(holder: Holder, site: int, question: q.Products) -> Answer:

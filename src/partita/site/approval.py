@@ -89,7 +89,7 @@ def _describe_model(recipe: BaseRecipe, settings: SiteSettings) -> list[str]:
             parameters = count_parameters(recipe.model, shapes)
             computes, size = f"{json.dumps(recipe.name)}, {parameters} parameters", f"{count_numbers(shapes)} numbers"
         case FormulaRecipe():
-            computes = f"a {recipe.name} by the formula {json.dumps(recipe.wanted.formula)}"
+            computes = f"a {recipe.name} by the formula {json.dumps(recipe.wanted.formula)}{_describe_counting(recipe)}"
             size = "about p + p² numbers, for p coefficients: one for each number, and for each level but one,"
         case _:
             computes, size = _describe_code(recipe, settings), "as many numbers as the program's posterior has,"
@@ -107,6 +107,13 @@ def _describe_model(recipe: BaseRecipe, settings: SiteSettings) -> list[str]:
         *([] if isinstance(recipe, Recipe) else [together]),
         f"leaves: rounded to fewer digits, if the server asks for that: {'yes' if policy.compression else 'never'}",
     ]
+
+
+def _describe_counting(recipe: FormulaRecipe) -> str:
+    """How often rows count, and which do not."""
+    wanted = recipe.wanted
+    weighed = "" if wanted.weights is None else f"; each row counts as often as {json.dumps(wanted.weights)} says"
+    return weighed + (f"; {100 * wanted.held_out:g} % of the rows are left out" if wanted.held_out else "")
 
 
 def _describe_summary(recipe: SummaryRecipe, policy: Policy) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import MalformedMessage, PolicyRefusal
-from partita.foundation.fields import Check, anything, entries, fields, text, whole
+from partita.foundation.fields import Check, anything, entries, fields, items, text, whole
 from partita.foundation.files import MOST_SETTINGS, read_json, replace_file
 from partita.foundation.foreign import parse_object
 from partita.site.policy import UNCOUNTED, Policy
@@ -17,6 +17,9 @@ from partita.wire.base_recipe import KEYS, SECTIONS
 PINNED = (*SECTIONS, *KEYS)
 # Questions that are answered in one form under one approval: two that differ a little would tell what a few rows are.
 ONCE = ("outline", "tabulate")
+# How often a server may say something else of what sites have agreed on, under one approval: whether a table can be
+# read that way is something about it.
+MOST_AGREED = 10
 # The most letters of a recipe.
 LONGEST = 100_000
 Pinned = dict[str, Any]
@@ -24,7 +27,10 @@ SECTION = entries(anything)
 RECIPE = fields({}, {name: SECTION for name in PINNED if name != "seed"} | {"seed": whole(0, 2**32 - 1)})
 PROPOSED = fields({"recipe": RECIPE})
 ACCEPTED = fields({"recipe": RECIPE, "name": text(100)}, {"digest": text(64)})
-USED = fields({"name": text(100)}, {"refine": whole(), "questions": whole(), **dict.fromkeys(ONCE, text(64))})
+USED = fields(
+    {"name": text(100)},
+    {"refine": whole(), "questions": whole(), "agreed": items(text(64)), **dict.fromkeys(ONCE, text(64))},
+)
 
 
 class Consent:
@@ -108,6 +114,22 @@ class Consent:
             )
         if kind not in used:
             _write(self._used, {**used, kind: digest})
+
+    def note_agreed(self, agreed: bytes | None) -> None:
+        """Note what the server says of what sites have agreed on; refused, if it has said too many different things."""
+        if agreed is None:
+            return
+        used, digest = self._read_used(), hashlib.sha256(agreed).hexdigest()
+        known = used.get("agreed", [])
+        if digest in known:
+            return
+        if len(known) >= MOST_AGREED:
+            _write(self._proposed, {"recipe": self.accepted})
+            advice = f"if it may go on, approve the recipe again: partita site approve {self._folder}"
+            raise PolicyRefusal(
+                "approval", f"the server has said {MOST_AGREED} different things of what sites have agreed on", advice
+            )
+        _write(self._used, {**used, "agreed": [*known, digest]})
 
     def _read_used(self) -> dict[str, Any]:
         """What has been made use of since the latest approval."""

@@ -121,6 +121,7 @@ class Site:
         assert self._recipe is not None
         if kind in KINDS and kind not in ("refine", *self._recipe.questions):
             raise PolicyRefusal("answers", f"the server asks for {kind!r}, for which the approved recipe has no use")
+        self._consent.note_agreed(asked.agreed)
         if self._held is None:
             self._held = Held(self._recipe, settings, asked.site, read_secret(self.folder / "run"))
         self._held.open(asked.agreed, asked.digest, asked.capacity)
@@ -167,11 +168,13 @@ def read_secret(run: Path) -> bytes:
     """What this site makes digests of its data with, and tells nobody; made, if there is none yet."""
     path = run / "secret"
     try:
-        return read_file(path, SECRET)
+        secret = read_file(path, SECRET)
     except FileNotFoundError:
         secret = os.urandom(SECRET)
-        replace_file(path, secret)
-        return secret
+        replace_file(path, secret, durable=True)
+    if path.is_symlink() or len(secret) != SECRET:
+        raise StorageError(f"{path}: is not what this site has written: delete it, and another is made")
+    return secret
 
 
 def _digest_of(request: dict[str, Any]) -> str:

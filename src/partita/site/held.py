@@ -1,5 +1,6 @@
 """A site's data under the recipe that is approved: read where they are, and checked by the site's policy."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,18 +9,21 @@ import numpy as np
 from partita.designs.design import Reading
 from partita.errors import EngineError, InputError, MalformedMessage
 from partita.families import Family
-from partita.models import AbstractModel, prior_of
+from partita.models import AbstractModel, NumPyroModel, prior_of
 from partita.models.base import count_numbers, count_parameters, prior_shapes
 from partita.shards import agree_on_sizes
 from partita.site.answering import answer_questions
 from partita.site.holder import Holder
 from partita.site.policy import Policy
+from partita.site.reading import SiteRows, read_rows
+from partita.site.readings import check_finite, check_groups, check_kinds, check_products, check_units
 from partita.site.settings import SiteSettings
 from partita.site.sources import read_source
+from partita.site.tables import describe_columns, number_labels
 from partita.wire.agreed import Agreed
 from partita.wire.base_recipe import BaseRecipe
 from partita.wire.naming import SiteNames
-from partita.wire.questions import About, AboutAnswer, Answer, Outline, Question, Tabulate
+from partita.wire.questions import About, AboutAnswer, Answer, Outline, Products, Question, Tabulate
 from partita.wire.tasks import Task, Update
 
 # Rows that shards may be padded to beyond their own: so many, or so many times as many.
@@ -90,6 +94,8 @@ class Held:
         _check_digest(self._recipe, model, digest)
         if reading is not None:
             self._check_reading(reading)
+            self._check_units(reading)
+            check_groups(reading, isinstance(model, NumPyroModel))
         elif not self._rows:
             self._holder.raw(self._number)
         like = prior_of(model, model.hyper)
@@ -103,6 +109,11 @@ class Held:
             self._policy.check_rows(self._shard_rows)
             self._policy.check_parameters_per_row(count_parameters(model, like), self._shard_rows)
         self.like = like
+
+    def _check_units(self, reading: Reading) -> None:
+        design, rows = reading.design, self._holder.rows(self._number, reading)
+        check_units(design.centre, design.unit, rows.X)
+        check_units(np.array([design.target_centre]), np.array([design.target_unit]), rows.y[:, None])
 
     def _settle(self, agreed: Agreed | None) -> AbstractModel:
         model = self._recipe.begin(agreed)
@@ -132,11 +143,20 @@ class Held:
         reading = getattr(question, "reading", None)
         with self._names.told():
             if reading is not None:
-                self._check_reading(reading)
+                return self._answer_of_reading(question, reading)
             if isinstance(question, About) and self.like is None:
                 self._holder.raw(self._number)
                 return AboutAnswer(float(self._rows))
             return answer_questions(self._holder, {self._number: question})[self._number]
+
+    def _answer_of_reading(self, question: Question, reading: Reading) -> Answer:
+        self._check_reading(reading)
+        if isinstance(question, Products):
+            self._policy.check_parameters(len(question.used) ** 2)
+            check_products(question, self._holder.rows(self._number, reading).X)
+        answer = answer_questions(self._holder, {self._number: question})[self._number]
+        check_finite(answer)
+        return answer
 
     def refine(self, task: Task) -> Update:
         """The answer to a task."""
@@ -144,14 +164,46 @@ class Held:
         return update
 
     def _check_reading(self, reading: Reading) -> None:
-        """Check the policy's limits for the rows that a formula reads."""
-        fitted, _ = self._holder.parts(self._number, reading)
-        policy, coefficients = self._policy, len(reading.design.names) + reading.design.intercept
-        policy.check_rows(len(fitted.y))
+        """Check what a server says of how the table is read, and the policy's limits for the rows that are."""
+        policy, design = self._policy, reading.design
+        coefficients = len(design.names) + design.intercept
         policy.check_parameters(coefficients + coefficients**2)
-        policy.check_parameters_per_row(coefficients, len(fitted.y))
-        policy.check_terms(np.column_stack([fitted.X, fitted.y]))
+        frame = self._holder.table(self._number, reading.weights)
+        parsed = design.parsed
+        check_kinds(design.columns, describe_columns("the table", frame, parsed.names, parsed.categorical))
+        fitted, held_out = self._holder.parts(self._number, reading)
+        policy.check_rows(len(fitted.y))
+        policy.check_held_out(len(held_out.y))
+        rows = self._distinct_rows(reading)
+        policy.check_parameters_per_row(coefficients, len(rows.y))
+        policy.check_terms(np.column_stack([rows.X, rows.y]))
+        policy.check_levels(self._count_levels(reading))
         policy.check_groups(fitted.groups)
+
+    def _distinct_rows(self, reading: Reading) -> SiteRows:
+        """Complete rows, each once, if it stands for any observation: what a policy counts, whatever weights say."""
+        if reading.weights is None:
+            return self._holder.parts(self._number, reading)[0]
+        frame = self._weighted_frame(reading)
+        self._policy.check_rows(len(frame))
+        weights = frame[reading.weights].to_numpy(float)
+        self._policy.check_rows(math.floor(weights.sum() ** 2 / np.sum(weights**2)))
+        return read_rows("the table", frame, reading.design)
+
+    def _weighted_frame(self, reading: Reading) -> Any:
+        """The table's complete rows, each once, without those of weight zero."""
+        frame = self._holder.raw(self._number)
+        needed = [*reading.design.columns, *([] if reading.design.group is None else [reading.design.group])]
+        return frame[frame[reading.weights] > 0].dropna(subset=needed)
+
+    def _count_levels(self, reading: Reading) -> list[np.ndarray]:
+        """How many complete rows have each level, column by column: no term has the level that others stand beside."""
+        design = reading.design
+        needed = [*design.columns, *([] if design.group is None else [design.group])]
+        frame = self._holder.raw(self._number) if reading.weights is None else self._weighted_frame(reading)
+        complete = frame.dropna(subset=needed)
+        names = [name for name, column in design.columns.items() if column.levels is not None]
+        return [np.unique(number_labels(complete[name]), return_counts=True)[1] for name in names]
 
 
 def check_recipe(recipe: BaseRecipe, settings: SiteSettings) -> None:

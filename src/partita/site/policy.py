@@ -135,12 +135,15 @@ class Policy:
             )
 
     def check_cells(self, columns: Iterable[Cells]) -> None:
-        """Check how many rows have the same value, of columns with two values, and of those that hold classes."""
+        """Check how many rows have another value than most, column by column; and of classes how many have each."""
         for name, values, are_classes in columns:
             # As models see them: what rounding tells apart is one value.
             with np.errstate(over="ignore"):
                 counts = np.unique(np.asarray(values, np.float32), return_counts=True)[1]
-            if (len(counts) == 2 or (are_classes and len(counts))) and counts.min() < self.fewest_per_cell:
+            if not len(counts):
+                continue
+            others = counts.sum() - counts.max()
+            if 0 < others < self.fewest_per_cell or (are_classes and counts.min() < self.fewest_per_cell):
                 raise _refuse(
                     "fewest_per_cell",
                     f"too few rows have one of the values of the column {clean(name)!r} "
@@ -148,20 +151,32 @@ class Policy:
                 )
 
     def check_terms(self, columns: np.ndarray) -> None:
-        """The same of what a formula makes of columns: how many rows have one of two values of a term. No term is
-        named, because its name has that of a level in it.
-        """
+        """The same of what a formula makes of columns. No term is named, because its name has that of a level in it."""
         if not len(columns):
             return
         low, high = columns.min(axis=0), columns.max(axis=0)
-        is_low, is_high = columns == low, columns == high
-        two_valued = np.all(is_low | is_high, axis=0) & (low < high)
-        if np.any(np.minimum(is_low.sum(axis=0), is_high.sum(axis=0))[two_valued] < self.fewest_per_cell):
+        # What differs by less than a millionth of a term's range is the same: a few rows are no more than that.
+        places = np.rint(1e6 * (columns - low) / np.where(high > low, high - low, 1.0))
+        others = [len(places) - np.unique(place, return_counts=True)[1].max() for place in places.T]
+        if any(0 < number < self.fewest_per_cell for number in others):
             raise _refuse(
                 "fewest_per_cell",
                 "too few of the complete rows have one of the values of a term of the formula "
                 f"(fewest_per_cell = {self.fewest_per_cell})",
             )
+
+    def check_levels(self, counts: Iterable[np.ndarray]) -> None:
+        """Check how many complete rows have each level of a column, those that no term is made of among them."""
+        if any(np.any(count < self.fewest_per_cell) for count in counts):
+            raise _refuse(
+                "fewest_per_cell",
+                f"too few of the complete rows have one of the levels (fewest_per_cell = {self.fewest_per_cell})",
+            )
+
+    def check_held_out(self, rows: int) -> None:
+        """Check how many rows are held out: sums over all rows, less those over the others, tell of them."""
+        if 0 < rows < self.fewest_rows:
+            raise _refuse("fewest_rows", f"fewer rows would be held out than that (fewest_rows = {self.fewest_rows})")
 
     def check_groups(self, groups: int | None) -> None:
         """Check how many groups there are: with two, what is learnt of their spread is the difference of two groups."""

@@ -36,7 +36,10 @@ class Formula:
         if not (is_number(self.held_out) and 0 <= self.held_out < 1):
             raise InputError(f"held_out: expected a share of at least 0 and below 1, got {self.held_out}")
         # Said now rather than when all sites have come.
-        parse(self.formula)
+        if self.weights in parse(self.formula).names:
+            raise InputError(
+                f"weights: {self.weights!r} is a column of the formula: take another for how often rows count"
+            )
 
 
 @dataclass(frozen=True)
