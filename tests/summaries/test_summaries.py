@@ -20,7 +20,7 @@ from partita.designs.tallies import Cut
 from partita.engines import InProcess
 from partita.errors import EngineError, InputError
 from partita.report.summaries import escape_latex, render, render_csv, render_latex, render_text
-from partita.site.tallies import group_bins, group_cells, pool_parts
+from partita.site.tallies import group_bins, group_cells, pool_parts, tabulate
 from partita.summaries.distributions import Distribution
 from partita.summaries.table_one import Group
 from partita.wire import questions as q
@@ -204,6 +204,42 @@ def test_a_part_with_a_small_cell_is_not_broken_down_and_the_rest_is():
     # With sites of one person each cell, everything is told.
     every = pt.summary({"north": frame}, by="ward", fewest_per_cell=1)
     assert every.levels("ill", Group("level", "b")).counts == {"0": 19, "1": 1}
+
+
+@pytest.mark.parametrize("values", [(0, 1), (0, 7), (1, 0), (2.5, 9.25), (-4, 3)])
+@pytest.mark.parametrize("few", [1, 2, 3])
+@pytest.mark.parametrize("edges", [(0.5,), ()])
+def test_means_tell_no_few_rows_that_are_unlike_the_others(values, few, edges):
+    """A column of two values may be asked for as numbers, where another site has more of them; or to find a person."""
+    wards, common = np.resize(["e", "n", "s", "w"], 200), np.full(200, values[0], float)
+    x = np.where((np.arange(200) < 4 * few) & (wards == "n"), values[1], common)
+    cuts = (Cut("x", None, edges), Cut("ward", ("e", "n", "s", "w")))
+    answer = tabulate(pd.DataFrame({"x": x, "ward": wards}), q.Tabulate(cuts, "ward", (), 3))
+    told = answer.tallies[0]
+    if few < 3:
+        # Of no ward, for that of all would be the same number.
+        assert not told["told"].any()
+        assert not told["mean"].any()
+        assert not told["total"].any()
+        return
+    assert told["told"].all()
+    assert_allclose(told["mean"][int(told["parts"][1])], x[wards == "n"].mean())
+    assert_allclose(told["mean"][int(told["parts"][0])], values[0])
+
+
+def test_parts_that_are_alike_but_for_a_few_rows_are_told_together():
+    x = np.zeros(200)
+    # One in ward "e", one in "n", and many in "s".
+    x[[0, 1, *range(2, 80, 4)]] = 1
+    cuts = (Cut("x", None, (0.5,)), Cut("ward", ("e", "n", "s", "w")))
+    frame = pd.DataFrame({"x": x, "ward": np.resize(["e", "n", "s", "w"], 200)})
+    answer = tabulate(frame, q.Tabulate(cuts, "ward", (), 3))
+    told = answer.tallies[0]
+    sums = told["mean"] * np.bincount(told["parts"].astype(int), weights=answer.sizes)
+    assert set(sums.round(9)) <= {0.0, 22.0}
+    assert told["told"].all()
+    summed = pt.summary({"a": frame.assign(x=x), "b": frame.assign(x=np.arange(200) % 7)}, ["x"], by="ward")
+    assert summed.numbers("x").mean == pytest.approx(np.concatenate([x, np.arange(200) % 7]).mean())
 
 
 MARKUP = "<script>alert(1)</script>&\"'{}\\end{tabular}%$#_^~"

@@ -8,6 +8,8 @@ and sums over such cells. So no difference of numbers that left is about fewer r
   levels, and with the next smallest part if need be. Of the table behind it, of which its margins are known too, every
   cell could then be any number in a range that is at least `fewest` wide.
 * Small bins of a histogram are counted together with neighbours.
+* Where all rows but a few have one value, means and squares would tell the few: such parts are counted together, too,
+  and nothing is told of a column of which all rows are so.
 """
 
 from dataclasses import dataclass
@@ -159,7 +161,7 @@ def tally_numbers(column: Any, cut: Cut, parts: Parts, fewest: int) -> Arrays:
     """Counts of bins, means and squares around them, in groups of parts; and how many rows miss the column.
 
     Where few rows miss it, they are counted among the others, in the fullest bin (`missing` is -1). Where few have it,
-    nothing else is told of that group (`told` is 0).
+    or all but a few have the same value, nothing else is told of that group (`told` is 0).
     """
     values = read_numbers(column)
     present = np.isfinite(values)
@@ -167,7 +169,8 @@ def tally_numbers(column: Any, cut: Cut, parts: Parts, fewest: int) -> Arrays:
     having = np.bincount(parts.of_row[present], minlength=number)
     lacking = parts.sizes - having
     hides = 0 < lacking.sum() < fewest
-    pooled = pool_parts(having[None] if hides else np.stack([having, lacking]), fewest)
+    few = _count_unlike(values, parts, fewest)
+    pooled = pool_parts(np.stack([having, *([] if hides else [lacking]), *few]), fewest)
     groups = int(pooled.max()) + 1
     found = {
         "parts": pooled,
@@ -181,7 +184,8 @@ def tally_numbers(column: Any, cut: Cut, parts: Parts, fewest: int) -> Arrays:
     for group in range(groups):
         chosen = of_row == group
         own, rows = values[chosen & present], int(chosen.sum())
-        if 0 < len(own) < fewest or (not hides and 0 < rows - len(own) < fewest):
+        is_small = 0 < len(own) < fewest or (not hides and 0 < rows - len(own) < fewest)
+        if is_small or _find_common(own, fewest) is not None:
             found["told"][group] = 0
             found["counts"][group] = [rows, *[-1] * (cut.cells - 1)]
             continue
@@ -196,3 +200,20 @@ def tally_numbers(column: Any, cut: Cut, parts: Parts, fewest: int) -> Arrays:
             mean = own.mean()
             found["mean"][group], found["total"][group] = mean, np.sum((own - mean) ** 2)
     return found
+
+
+def _find_common(values: np.ndarray, fewest: int) -> float | None:
+    """The value that all rows but a few have, if there are a few others."""
+    if not len(values):
+        return None
+    found, counts = np.unique(values, return_counts=True)
+    most = int(np.argmax(counts))
+    return float(found[most]) if counts[most] > 1 and 0 < len(values) - counts[most] < fewest else None
+
+
+def _count_unlike(values: np.ndarray, parts: Parts, fewest: int) -> list[np.ndarray]:
+    """For each value that all rows of some part have but a few: how many rows of each part have another one."""
+    number, present = len(parts.sizes), np.isfinite(values)
+    own = [values[present & (parts.of_row == part)] for part in range(number)]
+    common = {value for one in own if (value := _find_common(one, fewest)) is not None}
+    return [np.bincount(parts.of_row[present & (values != value)], minlength=number) for value in sorted(common)]
