@@ -173,11 +173,11 @@ def test_weights_and_rows_that_are_held_out_are_the_same_at_every_site(federate)
     tables = {name: TABLES[name].assign(n=np.arange(len(TABLES[name])) % 3) for name in NAMES[:2]}
     ours = federate("pressure ~ age + ward", "gaussian", tables)
     file = ours.folder / "federation.toml"
-    more = 'weights = "n"\nheld_out = 0.25\nnoise_scale = 2\nprior_scale = 3\n'
+    more = 'weights = "n"\nheld_out = 0.45\nnoise_scale = 2\nprior_scale = 3\n'
     file.write_text(
         file.read_text().replace("prior_scale = 2.5\n", more).replace("# Sites are told", "seed = 5\n# Sites are told")
     )
     state = ours.run()
     assert state["state"] == "finished", state["reason"]
-    options = {"weights": "n", "held_out": 0.25, "noise_scale": 2, "prior_scale": 3, "seed": 5}
+    options = {"weights": "n", "held_out": 0.45, "noise_scale": 2, "prior_scale": 3, "seed": 5}
     check_same(ours, pt.regress("pressure ~ age + ward", tables, family="gaussian", quiet=True, **options))
