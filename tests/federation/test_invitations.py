@@ -62,7 +62,24 @@ class Growing(Fleet):
             time.sleep(0.05)
 
 
-NO_NAMES = ["", "a", "b", "../d", "d/e", "d e", ".d", "d\n", "d\x1b[2J", "d" * 41, "-d", "__d", "d.e"]
+NO_NAMES = [
+    "",
+    "a",
+    "b",
+    "../d",
+    "d/e",
+    "d e",
+    ".d",
+    "d\n",
+    "d\x1b[2J",
+    "d" * 41,
+    "-d",
+    "__d",
+    "d.e",
+    "n\u043erth",
+    "\u00e9",
+    "\u0663",
+]
 
 
 @pytest.mark.parametrize("name", NO_NAMES)

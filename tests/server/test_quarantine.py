@@ -185,6 +185,24 @@ def test_a_quarantined_site_cannot_take_the_fit_away_in_the_end(tmp_path, value)
     assert again.fingerprint == found.fingerprint
 
 
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e200, 1e15, -1e15])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_share_of_the_evidence_that_cannot_be_is_not_believed(value, rounds):
+    """Whoever would have the evidence say what it likes takes it away, and is named."""
+    engine = Mute(since=99)
+    engine.value = EvaluateAnswer(value)
+    with pytest.warns(RuntimeWarning, match=r"not known \(nan\): site b: its log likelihood, .* is out of all proport"):
+        found = fit(engine=engine, rounds=rounds, names=["a", "b", "c"])
+    assert math.isnan(found.log_evidence)
+    assert [math.isnan(value) for value in found.expected_log_probs] == [False, True, False]
+
+
+def test_a_share_of_the_evidence_may_be_far_from_what_was_reported_of_the_prior():
+    wide = pt.models.LinearRegression(features=2, noise=1e-4, prior_scale=1e4)
+    found = pt.fit(wide, SHARDS, schedule=pt.schedules.OnePass())
+    assert found.log_evidence == pytest.approx(pt.evidence(wide, SHARDS, found.posterior), rel=1e-9)
+
+
 def test_problems_of_others_are_told_beside_a_quarantine():
     class Blaming:
         def init(self, setup):

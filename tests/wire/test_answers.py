@@ -51,6 +51,11 @@ LIES = [
     (q.Levels, changed(columns=lambda columns: None), "columns"),
     (q.Levels, changed(rows=lambda rows: -1), "rows: expected a whole number"),
     (q.Levels, changed(rows=lambda rows: rows + 0.5), "rows: expected a whole number"),
+    (
+        q.Levels,
+        changed(columns=lambda columns: tuple(Column(one.name, tuple(map(str, range(1001)))) for one in columns)),
+        "has 1,001 levels, at most 1,000",
+    ),
     (q.Rows, lambda answer: q.DigestAnswer("x"), "expected RowsAnswer, got DigestAnswer"),
     (q.Rows, changed(rows=lambda rows: 0), "rows: none is complete"),
     (q.Rows, changed(rows=lambda rows: rows + 1), "rows of the table"),
@@ -67,6 +72,18 @@ LIES = [
     (q.Moments, changed(mean=lambda mean: ["a", "b"]), "mean: expected an array"),
     (q.Moments, changed(total=lambda total: -total), "size or total: is negative"),
     (q.Moments, changed(mean=lambda mean: mean + 1e6), "contradict each other"),
+    (
+        q.Moments,
+        changed(
+            mean=lambda mean: mean * 0 + 1e300, total=lambda total: total * 0 + 1e308, size=lambda size: size + 1e307
+        ),
+        "size: numbers are so large that squares have no room",
+    ),
+    (
+        q.Moments,
+        changed(target_mean=lambda mean: mean * 0 + 1e150, target_size=lambda size: size * 0 + 1e153),
+        "target_size: numbers are so large that squares have no room",
+    ),
     (q.Moments, changed(target_size=lambda size: size / 100), "target_mean, target_total and target_size: contradict"),
     (q.Products, changed(products=lambda products: products[:1]), "products: expected"),
     (q.Products, changed(products=lambda products: -products), "products: squares are negative"),

@@ -8,6 +8,9 @@ import numpy as np
 
 from partita.errors import InputError
 
+# The most levels of a column that a formula reads at one site.
+LARGEST_LEVELS = 1000
+
 
 @dataclass(frozen=True)
 class Column:

@@ -1,5 +1,6 @@
 """What a run is made of, at the server: settings, ledger, rules, accounts, and the board that schedules look at."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -127,7 +128,12 @@ class Run:
         is_common = not uncounted and not self.settings.solver.values_factor
         found = self.engine.ask(question if is_common else asked) if asked else {}
         answers, unusable = AnswerChecks(self.names).split(asked, found)
-        return {site: answer.value for site, answer in answers.items()} | dict.fromkeys(uncounted, 0.0), unusable
+        log_probs = {site: answer.value for site, answer in answers.items()}
+        finite = {site: value for site, value in log_probs.items() if math.isfinite(value)}
+        for site, fault in self.accounts.find_faults(finite, self.current_hyper).items():
+            del log_probs[site]
+            unusable[site] = EngineError(f"{self.names.of(site)}: {fault}")
+        return log_probs | dict.fromkeys(uncounted, 0.0), unusable
 
     def join(self, site: int, name: str) -> None:
         """One more site: its factor is one, so that the posterior stays as it is, and it is asked from now on."""

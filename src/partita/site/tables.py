@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from partita.designs.advice import FEW_LEVELS, doubt_levels
-from partita.designs.columns import Column, is_number_text, sort_levels, to_text
+from partita.designs.columns import LARGEST_LEVELS, Column, is_number_text, sort_levels, to_text
 from partita.errors import InputError, reason
 from partita.foundation.files import MOST_TABLE, check_lines, check_size
 from partita.wire.naming import name_sources
 
-LARGEST_LEVELS = 1000
 # Floats tell whole numbers apart up to here; beyond, these columns hold them.
 LARGEST_WHOLE = 2**53
 WHOLE_NUMBERS = (("Int64", 2**63 - 1), ("UInt64", 2**64 - 1))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from partita.designs.calibration import Draws, sum_comparisons
+from partita.designs.columns import LARGEST_LEVELS
 from partita.designs.design import Reading
 from partita.errors import EngineError, reason
 from partita.models.layout import unpack_layout
@@ -23,6 +24,8 @@ from partita.wire.tallies import check_outline, check_tabulation
 ADVICE = "compare Partita versions on both sides, ask whoever keeps that site, or go on without it"
 # What sums of one site may contradict each other by.
 ROUNDING = 1e-9
+# Sums of squares at one site: those of all sites, around a common mean, are finite, too.
+LARGEST_SQUARES = 1e300
 
 
 @dataclass
@@ -190,6 +193,8 @@ def _check_levels(question: q.Levels, answer: q.LevelsAnswer) -> None:
     for column in answer.columns:
         _need(column.name not in question.categorical or column.levels is not None, f"{column.name}: has no levels")
         _need(column.levels is None or _is_unique(column.levels), f"{column.name}: has a level twice")
+        few = column.levels is None or len(column.levels) <= LARGEST_LEVELS
+        _need(few, f"{column.name}: has {len(column.levels or ()):,} levels, at most {LARGEST_LEVELS:,} are told apart")
 
 
 def _check_spread(prefix: str, count: float, mean: np.ndarray, total: np.ndarray, size: np.ndarray) -> None:
@@ -198,7 +203,9 @@ def _check_spread(prefix: str, count: float, mean: np.ndarray, total: np.ndarray
     _need(bool(np.all(size >= 0) and np.all(total >= 0)), f"{prefix}size or {prefix}total: is negative")
     most = size * (1 + ROUNDING)
     with np.errstate(over="ignore"):
-        fits = np.all(np.abs(mean) <= most) and np.all(total <= count * most**2)
+        squares = count * most**2
+        fits = np.all(np.abs(mean) <= most) and np.all(total <= squares)
+    _need(bool(np.all(squares <= LARGEST_SQUARES)), f"{prefix}size: numbers are so large that squares have no room")
     _need(bool(fits), f"{prefix}mean, {prefix}total and {prefix}size: contradict each other")
 
 

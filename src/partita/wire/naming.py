@@ -99,6 +99,9 @@ def check_site_names(names: Sequence[str]) -> None:
     for name in names:
         if len(name) > 40 or not all(c.isalnum() or c in "-_" for c in name) or not name[:1].isalnum():
             raise InputError(f"site {name!r}: use letters, digits, - and _, at most 40 of them")
+        if not name.isascii():
+            # One that looks like another one would be another site.
+            raise InputError(f"site {name!a}: of letters, use a to z and A to Z alone")
     if len(set(names)) < len(names):
         raise InputError("sites: a name is there twice")
     if not names:

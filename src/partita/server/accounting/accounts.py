@@ -145,6 +145,12 @@ class Accounts:
         estimate = self.evidence.estimate(now, self._gain(now.mean), complete, learnt)
         return Received(work, doubted, values, complete, estimate)
 
+    def find_faults(self, log_probs: Mapping[int, float], hyper: Hyper) -> dict[int, str]:
+        """Sites that say something of the posterior as it is which cannot be, and why."""
+        now = self._place(self.ledger.posterior, hyper)
+        faults = {site: self.evidence.find_fault(site, value, now) for site, value in log_probs.items()}
+        return {site: fault for site, fault in faults.items() if fault}
+
     def move(self, before: Family) -> float:
         """The posterior has moved from there; gives how far, KL(now ‖ before)."""
         now, of_before = self.ledger.posterior, self._log_partition(before, "posterior")

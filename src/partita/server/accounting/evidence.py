@@ -11,7 +11,7 @@ import numpy as np
 
 from partita.families import Family
 from partita.families.base import inner_on_host, inners_on_host
-from partita.server.accounting.reports import Contradiction, Credibility, Report, Ways
+from partita.server.accounting.reports import Contradiction, Credibility, Report, Ways, gross_product
 from partita.server.flights import Flight, Flights, Place
 from partita.server.rules.base import FreeEnergy
 from partita.wire.tasks import Update
@@ -27,6 +27,8 @@ MARGIN = 1 / 3
 LARGEST = 1e250
 # A site's log likelihood may be so many times that of the median site before its absolute size stops to count.
 PROPORTION = 1e3
+# What a site says of the posterior in the end is at most so many times as large as what it reported last.
+LAST_PROPORTION = 1e6
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,23 @@ class Evidence:
             self.uncounted.remove(site)
             self._forget(site)
             self.shaken = True
+
+    def find_fault(self, site: int, value: float, now: Place) -> str:
+        """Why a site's log likelihood of all data, at a place where the posterior is, cannot be; nothing, if it can.
+
+        It is measured by the site's last report, at whose place the posterior may have been far from here. Without any,
+        it only has to be a number that others can be added to.
+        """
+        report = self.reports.get(site)
+        if report is None:
+            return "" if abs(value) <= LARGEST else f"its log likelihood, {value:.6g}, is too large"
+        last = report.value + self.offsets.get(site, 0.0)
+        size = (
+            1.0 + abs(last) + report.parts() + gross_product(report.message, now.mean) + abs(report.carried(now.hyper))
+        )
+        if abs(value) <= min(LAST_PROPORTION * size, LARGEST):
+            return ""
+        return f"its log likelihood, {value:.6g}, is out of all proportion to what it reported last, {last:.6g}"
 
     def _forget(self, site: int) -> None:
         self._take_out(site)
