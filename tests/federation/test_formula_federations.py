@@ -8,6 +8,7 @@ import pytest
 
 import partita as pt
 from memory_federation import MemoryFederation
+from partita.federation import fits
 from partita.federation.folders import read_server
 from partita.federation.membership import invite
 from partita.federation.new import plan_formula
@@ -181,3 +182,17 @@ def test_weights_and_rows_that_are_held_out_are_the_same_at_every_site(federate)
     assert state["state"] == "finished", state["reason"]
     options = {"weights": "n", "held_out": 0.45, "noise_scale": 2, "prior_scale": 3, "seed": 5}
     check_same(ours, pt.regress("pressure ~ age + ward", tables, family="gaussian", quiet=True, **options))
+
+
+def test_a_run_whose_sites_are_all_quarantined_has_no_result(federate, monkeypatch):
+    """Nothing moves any more where nobody is left, and yet nothing has settled."""
+    ours = federate("pressure ~ age", "gaussian", {name: TABLES[name] for name in NAMES[:2]})
+    everybody = dict.fromkeys(NAMES[:2], "quarantined: its update would leave a density improper")
+    monkeypatch.setattr(fits, "read_barred", lambda folder: everybody)
+    state = ours.run()
+    assert state["state"] == "stalled"
+    assert "nobody is left who could be asked" in state["reason"]
+    assert not (ours.folder / "run" / "result.safetensors").exists()
+    monkeypatch.setattr(fits, "read_barred", lambda folder: {NAMES[0]: everybody[NAMES[0]]})
+    assert ours.run()["state"] == "finished"
+    assert (ours.folder / "run" / "result.safetensors").exists()

@@ -141,3 +141,19 @@ def test_new_federations_of_formulas_and_programs_are_made_by_the_command(tmp_pa
     with pytest.raises(InputError, match="expected a column"):
         make("nothing", "--program", "a:b")
     assert not any((tmp_path / name).exists() for name in ("both", "none", "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--formula", "y ~ x", "--model", "network"], "--model"),
+        (["--family", "poisson", "--features", "x1"], "--family"),
+        (["--formula", "y ~ x", "--by", "ward"], "--by"),
+        (["--summary", "x,y", "--data", "X=x"], "--data"),
+    ],
+)
+def test_options_that_would_mean_nothing_are_refused(tmp_path, words, option):
+    done = CliRunner().invoke(app, ["new-federation", str(tmp_path / "new"), "--sites", "a,b", *words])
+    assert isinstance(done.exception, InputError)
+    assert option in str(done.exception)
+    assert not (tmp_path / "new").exists()

@@ -59,7 +59,7 @@ def verify(server, code):
 def test_every_update_is_signed_and_anybody_can_check_it(served):
     assert verdicts(served) == [(True, "signed with its key")] * 12
     assert len(read_updates(served.run)) == 12
-    assert "all 12 updates are signed by their sites" in verify(served, 0)
+    assert "all 12 updates of sites are signed by them" in verify(served, 0)
     # With nothing but the line and the public key.
     row = lines_of(served)[0]
     told = Statement.of(

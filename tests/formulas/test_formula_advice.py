@@ -49,6 +49,11 @@ def test_levels_that_differ_by_case_or_blanks_are_said_before_the_fit():
     assert find_alike(["a b", "AB", "c", "C ", "d"]) == [("a b", "AB"), ("c", "C ")]
 
 
+def test_a_column_with_one_level_is_said_to_tell_nothing():
+    with pytest.warns(UserWarning, match="column 'smoker' has one level only, 'no': it tells no row from another"):
+        pt.regress("y ~ x + smoker", sites(smoker="no"), quiet=True)
+
+
 def test_so_are_those_of_targets_and_groups():
     ill = TABLE.ill.copy()
     ill[5] = "Sick"

@@ -22,20 +22,30 @@ Metrics = Annotated[
 ]
 
 
+def _check_belongs(options: str, belongs: bool, *given: object) -> None:
+    """Check that options are given only where they mean something."""
+    if not belongs and any(one is not None and one != [] for one in given):
+        raise InputError(f"{options}: does not go with the other options: see partita new-federation --help")
+
+
 @federation.command("new-federation")
 def new_federation(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     sites: Annotated[str, typer.Option(help="Names of sites, separated by commas.")] = "a,b,c",
     address: Annotated[str, typer.Option(help="Where sites will reach the server, host:port.")] = "127.0.0.1:9092",
-    features: Annotated[str, typer.Option(help="Columns to predict from, separated by commas.")] = "x1,x2",
+    features: Annotated[
+        str | None, typer.Option(help="Columns to predict from, separated by commas; x1,x2 if not given.")
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="The column to predict; y if not given, where the model predicts one.")
     ] = None,
-    model: Annotated[str, typer.Option(help="As in `partita run`.")] = "logistic-regression",
+    model: Annotated[str | None, typer.Option(help="As in `partita run`; logistic-regression if not given.")] = None,
     formula: Annotated[
         str | None, typer.Option(help='In the place of these: a formula, "ill ~ age + C(ward) + (1 | ward)".')
     ] = None,
-    family: Annotated[str, typer.Option(help="Of a formula: gaussian, bernoulli, poisson, ….")] = "gaussian",
+    family: Annotated[
+        str | None, typer.Option(help="Of a formula: gaussian (if not given), bernoulli, poisson, ….")
+    ] = None,
     program: Annotated[
         str | None,
         typer.Option(metavar="ENTRY", help="Or a program, package.module:name, of a package that all sites have."),
@@ -70,17 +80,23 @@ def new_federation(
     names, code = _split(sites), program or program_file
     if sum(one is not None for one in (formula, program, program_file, summary)) > 1:
         raise InputError("--formula, --program, --program-file, --summary: give one of them")
+    elsewhere = code is not None or summary is not None
+    _check_belongs("--features, --target, --model", formula is None and not elsewhere, features, target, model)
+    _check_belongs("--family", formula is not None, family)
+    _check_belongs("--data, --local", code is not None, data, local)
+    _check_belongs("--by, --cross", summary is not None, by, cross)
     if formula is not None:
-        plan = plan_formula(formula, family, names)
+        plan = plan_formula(formula, family or "gaussian", names)
     elif summary is not None:
         plan = plan_summary(_split(summary), by, [_split(pair) for pair in cross or ()])
     elif code is not None:
         columns = {argument: _one_or_list(_split(one)) for argument, one in map(_split_pair, data or ())}
         plan = plan_program(code, columns, dict([_split_pair(local)] if local else ()), names)
     else:
+        model = "logistic-regression" if model is None else model
         predicts = model not in REGISTRY or REGISTRY[model].takes_target
         predicted = target.strip() if target is not None else "y" if predicts else None
-        plan = plan_model(_split(features), predicted, model, names)
+        plan = plan_model(_split("x1,x2" if features is None else features), predicted, model, names)
     for path in make_planned(folder, names, address, plan):
         typer.echo(path)
     typer.echo(f"read {folder / 'README.md'} next")

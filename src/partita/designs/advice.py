@@ -56,7 +56,9 @@ def doubt_columns(levels: Mapping[str, Sequence[str]], expanded: Iterable[str], 
     ]
     for name in sorted(set(expanded) & set(levels)):
         number = len(levels[name])
-        if unlikely := doubt_levels(name, levels[name], rows):
+        if number == 1:
+            found.append(f"column {name!r} has one level only, {levels[name][0]!r}: it tells no row from another")
+        elif unlikely := doubt_levels(name, levels[name], rows):
             found.append(unlikely)
         elif number > MOST_LEVELS_OF_GROUPS and number > NAMES_OF_GROUPS * rows:
             found.append(

@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from partita.engines.flower import Flower
+from partita.errors import Stalled
 from partita.federation.agreements import keep_agreement, keep_program
 from partita.federation.folders import ServerFolder
+from partita.federation.state import read_barred
 from partita.fitting import fit, make_run, run_to_end, size_model
 from partita.formulas import Regression
 from partita.formulas.agreement import Agreement, agree
@@ -42,13 +44,23 @@ def run_recipe(folder: ServerFolder, engine: Flower, callbacks: Sequence[Callbac
     elif isinstance(recipe, FormulaRecipe):
         _run_formula(folder, recipe, engine, settings, callbacks, warn)
     elif isinstance(recipe, ProgramRecipe) and recipe.settled is None:
-        _run_program(folder, recipe, engine, settings, callbacks).save(folder.result)
+        _save(folder, _run_program(folder, recipe, engine, settings, callbacks))
     else:
         assert recipe.settled is not None
         result = fit(recipe.settled, folder.sites, settings, run_dir=folder.run, resume=True, callbacks=callbacks)
         # Whoever reads it has tables, not what the model makes of them.
         design = recipe.columns.design if isinstance(recipe, Recipe) else None
-        replace(result, design=design).save(folder.result)
+        _save(folder, replace(result, design=design))
+
+
+def _save(folder: ServerFolder, result: Result) -> None:
+    """Write a result; but not where all sites are quarantined: then nothing moves, and nothing has settled."""
+    barred = read_barred(folder)
+    out = {name: words for name, words in barred.items() if words.startswith("quarantined")}
+    if out and set(folder.sites) <= set(barred):
+        told = "; ".join(f"{name} is {words}" for name, words in out.items())
+        raise Stalled(f"nobody is left who could be asked, and there is no result. {told}")
+    result.save(folder.result)
 
 
 def _run_summary(folder: ServerFolder, recipe: SummaryRecipe, engine: Flower) -> None:
@@ -80,7 +92,7 @@ def _run_formula(
     with silos.connected() as connection:
         agreement = keep_agreement(folder, recipe, ask)
         result = run_agreed(silos, agreement, settings, folder.run, True, callbacks)
-    result.save(folder.result)
+    _save(folder, result)
     found = Regression(agreement.reading, result, None, agreement.counts, agreement.digest, agreement.two_valued)
     write_regression(folder.run, describe([found]))
 

@@ -10,6 +10,7 @@ from partita.errors import InputError, RunMismatch
 from partita.federation.folders import ServerFolder, read_server
 from partita.federation.metrics import serve_metrics
 from partita.federation.processes import serve
+from partita.federation.state import read_barred
 from partita.foundation.plain import Row, to_json
 from partita.telemetry import Progress
 
@@ -38,7 +39,9 @@ def run_server(folder: ServerFolder, watch: Callable[[Row], None], metrics: int 
 def describe_end(folder: ServerFolder, state: Row) -> str:
     """How a run has ended, and how to go on with it."""
     if state["state"] == "finished":
-        return f"finished: {folder.result}"
+        barred = read_barred(folder)
+        without = "".join(f"; without {name}, which is {words}" for name, words in barred.items())
+        return f"finished: {folder.result}{without}"
     reason = f"{state['reason']}. " if state.get("reason") else ""
     return f"{state['state']}: {reason}Go on with: partita resume {folder.path}"
 

@@ -38,6 +38,8 @@ SIGNATURES, NAME = "signatures.jsonl", "name.json"
 KEPT = 32_768
 # Updates that are told one by one, of those whose signatures do not fit.
 MOST_TOLD = 10
+# Of a part of the prior that no Gaussian can be, a task of its own that no site is asked for.
+OWN = "the server's own: what the prior is beside a Gaussian"
 OTHER = "the journal has other numbers than were signed"
 # Bytes of a line: those of an update in base64, and what is said of it.
 MOST_LINE = 2 * KEPT
@@ -192,7 +194,7 @@ class Verifier:
         for number, site, version, payload in read_update_payloads(self._folder.run, largest(self._like)):
             name = names[site] if site < len(names) else str(site)
             if site in self._own:
-                yield Verdict(number, name, version, True, "the server's own: what the prior is beside a Gaussian")
+                yield Verdict(number, name, version, True, OWN)
                 continue
             fits, words = self._judge(name, site, version, payload)
             yield Verdict(number, name, version, fits, words)
@@ -330,5 +332,7 @@ class Tally:
             for one in self.first
         ]
         if not self.missing:
-            lines.append(f"all {sum(self.counts.values())} updates are signed by their sites")
+            own = sum(count for (_, words), count in self.counts.items() if words == OWN)
+            others = f"; {own} are the server's own" if own else ""
+            lines.append(f"all {sum(self.counts.values()) - own} updates of sites are signed by them{others}")
         return lines

@@ -80,9 +80,10 @@ key = "site.key"
 
 # What this site is willing to answer, whatever the server asks.
 [policy]
-# Columns of your table, the target among them, and models, that may be used; whatever you approve, if left out.
+# Columns of your table, the target among them, and models, that may be used; whatever you approve, if left out. What
+# models are called is in what you are shown before you approve.
 # columns = [{", ".join(quoted[2:])}]
-# models = ["logistic-regression"]
+# models = ["logistic-regression", "bernoulli regression"]
 # What may leave: the number of rows, updates, log likelihoods; and where formulas and programs need it, levels of
 # columns, counts, means and squares, products, what a program is made of, numbers of groups.
 answers = {json.dumps(KINDS)}
