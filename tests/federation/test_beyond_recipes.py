@@ -225,6 +225,12 @@ def test_every_key_of_a_policy_holds_for_formulas(tmp_path, monkeypatch, line, k
     assert why in words
 
 
+def test_a_site_with_too_few_complete_rows_says_so_when_it_is_asked_how_it_is(tmp_path, monkeypatch):
+    table = TABLE.assign(age=np.where(np.arange(ROWS) < 9, TABLE.age, np.nan))
+    asking = Asking(tmp_path, monkeypatch, plan_formula(FORMULA, "bernoulli", ["a"]), table)
+    assert "(fewest_rows)" in asking.refuses("about")
+
+
 def test_questions_are_counted_together(tmp_path, monkeypatch):
     asking = Asking(tmp_path, monkeypatch, plan_formula(FORMULA, "bernoulli", ["a"]), said="policy: most_questions = 2")
     reading = read(FORMULA)

@@ -102,14 +102,15 @@ def _read_by_formula(recipe: FormulaRecipe, settings: SiteSettings) -> Source:
     frame, weights = read_named(settings, recipe.reads), recipe.wanted.weights
     # A row that stands for no observation is in no cell.
     counted = frame if weights is None or not is_numeric_dtype(frame[weights]) else frame[frame[weights] > 0]
-    cells = []
+    cells, complete = [], counted.dropna()
     # Of all rows, whose levels are told, and of the complete ones, which are fitted.
-    for part in (counted, counted.dropna()):
+    for part in (counted, complete):
         for name in recipe.parsed.names:
             column = part[name].dropna()
             has_levels = is_bool_dtype(column) or not is_numeric_dtype(column) or name in recipe.parsed.categorical
             cells.append(Cells(name, number_labels(column) if has_levels else column.to_numpy(float), has_levels))
-    return Source(frame, len(counted), cells)
+    # A site with too few rows to be fitted says so at once, and not in the middle of what sites agree on.
+    return Source(frame, len(complete), cells)
 
 
 def _read_arguments(recipe: ProgramRecipe, settings: SiteSettings, number: int) -> Source:
