@@ -84,7 +84,11 @@ def test_a_person_is_shown_columns_computation_and_what_leaves_how_often(server,
 
 
 def test_what_the_policy_refuses_is_shown_before_it_is_approved_and_stays_refused(server, folder):
-    change(folder / "site.toml", '# models = ["logistic-regression", "bernoulli regression"]', 'models = ["probit-regression"]')
+    change(
+        folder / "site.toml",
+        '# models = ["logistic-regression", "bernoulli regression"]',
+        'models = ["probit-regression"]',
+    )
     change(folder / "site.toml", '"refine", "evaluate", ', '"refine", ')
     change(folder / "site.toml", "compression = true", "compression = false")
     ask(folder, server)
