@@ -473,7 +473,7 @@ def test_what_a_policy_refuses_is_said_at_the_server_and_the_others_go_on(federa
     """One site has too few rows for its policy, and one never tells its log likelihood: the evidence is unknown."""
     ours = federation(3, minimum=2, gather=1.0)
     for site, old, new in (
-        ("b", 'answers = ["about", "refine", "evaluate"]', 'answers = ["about", "refine"]'),
+        ("b", '"refine", "evaluate", ', '"refine", '),
         ("c", "fewest_rows = 10", "fewest_rows = 10000"),
     ):
         file = ours.site_folder(site) / "site.toml"
