@@ -364,11 +364,6 @@ def with_line(plan, line):
     return replace(plan, recipe=plan.recipe.replace("[regression]", f"[regression]\n{line}"))
 
 
-def ask_as(asking, reading, kind="moments"):
-    """The words of a refusal of a reading, in a question and beside a task; nothing, where it is answered."""
-    return asking.ask(kind, {"moments": Moments, "rows": Rows}[kind](reading))
-
-
 def test_numbers_are_not_read_as_levels_and_levels_not_in_another_order(asking):
     """Or a row with a value of its own would be the level that no term stands for."""
     design = read(FORMULA).design
@@ -385,7 +380,7 @@ def test_a_level_that_no_term_stands_for_is_a_cell_too(tmp_path, monkeypatch):
     table = TABLE.assign(ward=["easternmost"] * 8 + ["westernmost"] * (ROWS - 8))
     table.loc[2:7, "age"] = np.nan
     asking = Asking(tmp_path, monkeypatch, plan_formula(FORMULA, "bernoulli", ["a"]), table)
-    assert "(fewest_per_cell)" in ask_as(asking, read(FORMULA), "rows")
+    assert "(fewest_per_cell)" in asking.ask("rows", Rows(read(FORMULA)))
 
 
 def test_terms_that_part_off_a_few_rows_are_refused_whatever_their_values(tmp_path, monkeypatch):
@@ -393,7 +388,7 @@ def test_terms_that_part_off_a_few_rows_are_refused_whatever_their_values(tmp_pa
         formula = f"ill ~ {term}"
         plan = plan_formula(formula, "bernoulli", ["a"])
         asking = Asking(tmp_path / str(number), monkeypatch, plan, said="policy: fewest_per_cell = 5")
-        assert "one of the values of a term" in ask_as(asking, read(formula), "rows")
+        assert "one of the values of a term" in asking.ask("rows", Rows(read(formula)))
 
 
 def test_how_a_site_is_may_be_asked_about_few_agreements(asking):

@@ -16,7 +16,7 @@ from partita.site.answering import answer_questions
 from partita.site.holder import Holder
 from partita.site.policy import Policy
 from partita.site.reading import SiteRows, read_rows
-from partita.site.readings import check_finite, check_groups, check_kinds, check_products, check_units
+from partita.site.reading_checks import check_finite, check_groups, check_kinds, check_products, check_units
 from partita.site.settings import SiteSettings
 from partita.site.sources import read_source
 from partita.site.tables import describe_columns, number_labels
@@ -184,25 +184,23 @@ class Held:
         """Complete rows, each once, if it stands for any observation: what a policy counts, whatever weights say."""
         if reading.weights is None:
             return self._holder.parts(self._number, reading)[0]
-        frame = self._weighted_frame(reading)
+        frame = self._complete_frame(reading)
         self._policy.check_rows(len(frame))
         weights = frame[reading.weights].to_numpy(float)
         self._policy.check_rows(math.floor(weights.sum() ** 2 / np.sum(weights**2)))
         return read_rows("the table", frame, reading.design)
 
-    def _weighted_frame(self, reading: Reading) -> Any:
-        """The table's complete rows, each once, without those of weight zero."""
-        frame = self._holder.raw(self._number)
-        needed = [*reading.design.columns, *([] if reading.design.group is None else [reading.design.group])]
-        return frame[frame[reading.weights] > 0].dropna(subset=needed)
+    def _complete_frame(self, reading: Reading) -> Any:
+        """The table's complete rows, each once, without those that stand for no observation."""
+        design, frame = reading.design, self._holder.raw(self._number)
+        needed = [*design.columns, *([] if design.group is None else [design.group])]
+        counted = frame if reading.weights is None else frame[frame[reading.weights] > 0]
+        return counted.dropna(subset=needed)
 
     def _count_levels(self, reading: Reading) -> list[np.ndarray]:
         """How many complete rows have each level, column by column: no term has the level that others stand beside."""
-        design = reading.design
-        needed = [*design.columns, *([] if design.group is None else [design.group])]
-        frame = self._holder.raw(self._number) if reading.weights is None else self._weighted_frame(reading)
-        complete = frame.dropna(subset=needed)
-        names = [name for name, column in design.columns.items() if column.levels is not None]
+        complete = self._complete_frame(reading)
+        names = [name for name, column in reading.design.columns.items() if column.levels is not None]
         return [np.unique(number_labels(complete[name]), return_counts=True)[1] for name in names]
 
 
